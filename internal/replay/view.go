@@ -208,7 +208,7 @@ func (v *view) prefilled(l *lease, now time.Duration) {
 	if l.prompt != nil {
 		l.prompt.Done(epoch.Add(now))
 	}
-	work := l.holdPrefill.Work()
+	work := l.holdPrefill.Work
 	l.holdPrefill.Drop()
 	v.targets[l.prefill].load.Prefill.Measure(work, now-l.placed)
 }

@@ -214,6 +214,8 @@ func (a *attempt) legFailed(l *leg, e *Error) {
 }
 
 func (a *attempt) legSucceeded(l *leg) {
-	l.target.Breaker.Success()
+	if b := &l.target.Breaker; b.Failing.Load() {
+		b.Success()
+	}
 	a.env.Journal.LegSucceeded(l.Leg, l.target.Spec.Connector)
 }

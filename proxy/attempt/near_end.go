@@ -104,7 +104,7 @@ func newHere(t engine.Target) bool { return t.State() == engine.Down }
 
 // takesKV reports whether a decode target can receive KV at the time now.
 func takesKV(t engine.Target, now time.Time) bool {
-	return up(t) && t.Breaker.Circuit(now) != circuit.Open
+	return up(t) && !(t.Breaker.Failing.Load() && t.Breaker.Circuit(now) == circuit.Open)
 }
 
 // up reports whether the probes have not found the engine to be unreachable.

@@ -96,7 +96,7 @@ func (a *attempt) begin() {
 	if c, ok := a.conn.(connector.Configurer); ok {
 		c.Configure(&a.c)
 	}
-	a.began = decodeState{restarts: p.Decode.Restarts(), forced: p.Decode.Breaker.Circuit(time.Now()) == circuit.Open}
+	a.began = decodeState{restarts: p.Decode.Restarts(), forced: p.Decode.Breaker.Failing.Load() && p.Decode.Breaker.Circuit(time.Now()) == circuit.Open}
 	a.chooseFlow()
 	a.env.Journal.Placed(p, a.env.Ask.Request.PromptTokens)
 	a.joinPair()

@@ -63,8 +63,7 @@ type table struct {
 	entries [slots]entry
 }
 
-// Worker is the entry of this process, and its view of the other workers. A nil *Worker
-// counts nothing. The methods Connection and Exchange are safe for concurrent use.
+// Worker is the entry of this process, and its view of the other workers. The methods Connection and Exchange are safe for concurrent use.
 type Worker struct {
 	all    *table
 	own    *entry
@@ -147,18 +146,10 @@ func share(dir *privatedir.Dir) (*table, error) {
 func Remove(dir *privatedir.Dir) error { return dir.Remove(fileName) }
 
 // Connection counts a connection of a client that has been opened (1) or closed (-1).
-func (w *Worker) Connection(change int64) {
-	if w != nil {
-		w.own.connections.Add(change)
-	}
-}
+func (w *Worker) Connection(change int64) { w.own.connections.Add(change) }
 
 // Exchange counts a request that has begun (1) or ended (-1).
-func (w *Worker) Exchange(change int64) {
-	if w != nil {
-		w.own.exchanges.Add(change)
-	}
-}
+func (w *Worker) Exchange(change int64) { w.own.exchanges.Add(change) }
 
 // leave notes that the worker no longer accepts.
 func (w *Worker) leave() { w.own.socket.Store(0) }

@@ -276,10 +276,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-func TestNobody(t *testing.T) {
-	var w *Worker
-	w.Connection(1)
-	w.Exchange(-1)
+func TestNoEntryIsLeft(t *testing.T) {
 	if _, _, err := Join(privatedirtest.Open(t), slots, listen(t)); err == nil {
 		t.Error("Join accepted more workers than there are slots")
 	}

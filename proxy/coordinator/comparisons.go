@@ -1,9 +1,6 @@
 package coordinator
 
 import (
-	"context"
-	"sync"
-
 	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
@@ -30,18 +27,6 @@ func newComparisons(state State) *comparisons {
 	return &comparisons{state: state, queue: make(chan comparison, mostWaiting)}
 }
 
-// Run does the comparisons that reports of engines leave, until ctx ends.
-func (l *Local) Run(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case c := <-l.comparisons.queue:
-			l.comparisons.run(c)
-		}
-	}
-}
-
 func (q *comparisons) run(c comparison) {
 	c.seen.Held = q.state.Index.Vouched(c.target, *c.blocks) * c.seen.Block
 	q.state.Trust.Observe(c.seen)
@@ -56,13 +41,4 @@ func (q *comparisons) compare(target kvindex.Target, blocks []kvindex.Hash, o in
 	default:
 		copies.Put(c.blocks)
 	}
-}
-
-// copies holds memory for copies of blocks.
-var copies = sync.Pool{New: func() any { return new([]kvindex.Hash) }}
-
-func copyOf(blocks []kvindex.Hash) *[]kvindex.Hash {
-	c := copies.Get().(*[]kvindex.Hash)
-	*c = append((*c)[:0], blocks...)
-	return c
 }

@@ -8,11 +8,8 @@ package coordinator
 
 import (
 	"context"
-	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/engine"
-	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
 // Decider calls the policies. policy names the policy that decided. If ok is false, there is no
@@ -47,120 +44,6 @@ const (
 // ReasonCoordinator is why a worker placed a request itself: the coordinator in
 // another process did not answer in time.
 const ReasonCoordinator = "coordinator"
-
-// Ask is one request for a placement.
-type Ask struct {
-	Model   string           // "" when the client named none
-	Request abi.RequestFacts // shown to the policies
-	Key     Key              // matched with earlier prompts
-	// Aggregate forces one leg, on an engine of role both or of a phase in the set. 0: the
-	// plan policy decides, unless Request.PairBroken forces one leg on an engine of role
-	// both.
-	Aggregate abi.Role
-	// Two forces two legs without the plan policy. Aggregate and Request.PairBroken take
-	// precedence.
-	Two bool
-	// Within limits the instances for each phase.
-	Within Within
-	// Prefill keeps the prefill target of an earlier placement, so that another decode
-	// reads its blocks. ID then is the disagg id of that placement.
-	Prefill engine.Target
-	ID      uint64
-	// Excluded targets failed in an earlier attempt of this exchange. Their instances are
-	// the last choice, after those with an open circuit.
-	Excluded []engine.Target
-	// Same, if its Decode is set, has the targets of an earlier placement. Place uses
-	// them again while they are among the candidates. Same.Prefill is zero for one leg.
-	Same Pair
-
-	// Only, if its Decode is set, has the only allowed targets of two legs. Then Place
-	// calls no policy and does not record the conversation. Place returns a
-	// *NoTargetError if one of the two targets is not a candidate, or has a request in
-	// flight while the circuit of the pair is closed.
-	Only Pair
-
-	// Deadline is the time until which the client waits for the first byte; zero: none.
-	Deadline time.Time
-
-	// Lookup is the request's turn of its conversation. The first Place of an exchange
-	// fills it in; the later ones use it.
-	Lookup Lookup
-}
-
-// Remaining returns the time until the deadline in milliseconds, as abi.Traits.Remaining.
-func (a *Ask) Remaining(now time.Time) int64 {
-	if a.Deadline.IsZero() {
-		return 0
-	}
-	left := a.Deadline.Sub(now)
-	if left <= 0 {
-		return min(left.Milliseconds(), -1)
-	}
-	return max(left.Milliseconds(), 1)
-}
-
-// Lookup is which turn of which conversation a request is.
-type Lookup struct {
-	Turn conversation.Turn
-	Done bool // Turn is known
-	// Process names the process that numbers the instances of Turn's homes; 0: this
-	// process.
-	Process uint64
-}
-
-// Found sets Lookup.Turn and the facts of the turn that the policies see.
-func (a *Ask) Found(turn conversation.Turn) {
-	a.Lookup.Turn, a.Lookup.Done = turn, true
-	a.Request.Turn, a.Request.Conversation = turn.Number, string(turn.Key.AppendText(nil))
-}
-
-// Within lists the instances that a request may use: for each phase of two legs, and for
-// one leg. A nil list is all instances.
-type Within struct{ Prefill, Decode, Whole []*engine.Instance }
-
-// Pair is the targets of the two legs of an attempt.
-type Pair struct{ Prefill, Decode engine.Target }
-
-// Placement is a committed decision. The caller calls Lease.Release exactly once; the
-// other fields stay valid after that.
-type Placement struct {
-	Flow    abi.Flow
-	Prefill engine.Target // zero when aggregated
-	Decode  engine.Target
-	ID      uint64            // the disagg id; 0 when aggregated
-	Policy  string            // the place policy that decided, "native" for the fallback
-	Turn    conversation.Turn // zero if no policy needs conversations
-	// Matched is how many prompt tokens the engine that computes the prompt holds
-	// according to its events; -1: unknown.
-	Matched int64
-	// FirstByte is the plan policy's limit for the time until the client's first byte; 0:
-	// the configured limit holds.
-	FirstByte time.Duration
-	// Fallbacks are the fallbacks of this placement, as labels what/reason.
-	Fallbacks []Fallback
-	Notes     []string // notes of the plan and the place policy, for explain
-	// Facts is the table that the place policy saw, for explain. If another process
-	// decided, only the request, the flow, the rows and Scored are set.
-	Facts   abi.PlaceFacts
-	Targets []engine.Target // row i of Facts.Candidates
-	Lease   *Lease
-
-	table *table
-}
-
-// Recycle returns the memory of Facts.Candidates and Targets to a pool and sets both to
-// nil. It is called at most once, after the last use of them. Without it the garbage
-// collector frees the memory.
-func (p *Placement) Recycle() {
-	if t := p.table; t != nil {
-		t.place.Candidates, t.targets = p.Facts.Candidates, p.Targets
-		t.recycle()
-	}
-	p.table, p.Facts.Candidates, p.Targets = nil, nil, nil
-}
-
-// Fallback is one counted deviation from the configuration.
-type Fallback struct{ What, Reason string }
 
 // Coordinator places requests. Each exchange calls it.
 type Coordinator interface {

@@ -26,7 +26,7 @@ func (l *Local) SetIDs(s *disaggid.Source) { l.mint = s }
 func (l *Local) SetFallback(d Decider) { l.fallback = d }
 
 // HoldID adds an id to the set of ids in flight.
-func (l *Local) HoldID(id uint64) bool { return l.live.Add(id) }
+func (l *Local) HoldID(id uint64) bool { return l.leases.live.Add(id) }
 
 // Waiting returns the number of comparisons that wait for Run.
 func (l *Local) Waiting() int { return len(l.comparisons.queue) }

@@ -29,14 +29,15 @@ func (l *Local) Reserve(ctx context.Context, a *Ask, phase abi.Phase) (*Placemen
 	d := *l.decider.Load()
 	t := l.tables.Get().(*table)
 	now := time.Now()
-	t.reset(pool, a, d.Needs())
-	l.recallPhase(pool, a, t, phase)
+	t.reset(pool, a, d.Needs(), now)
+	l.recallPhase(snapshot, pool, a, t, phase)
+	g := &committed{lease: Lease{of: &l.leases}}
+	g.table = t
 	if t.fillPhase(pool, a, phase, now); len(t.targets) == 0 {
-		t.recycle()
+		g.Facts, g.Targets = t.place, t.targets
+		g.Recycle()
 		return nil, &NoTargetError{Phase: phase, Model: a.Model}
 	}
-	g := &committed{lease: Lease{local: l}}
-	g.table = t
 	t.place.Sequence = l.sequences.of(pool, snapshot).reserve(a, phase)
 	t.place.Random = rand.Uint64()
 	l.commitPhase(a, t, g, phase, l.choose(ctx, d, t, g, now).Decode, now)
@@ -50,32 +51,12 @@ func (l *Local) Reserve(ctx context.Context, a *Ask, phase abi.Phase) (*Placemen
 // recallPhase is recall for one phase. The two phases of a turn are reserved one after the
 // other. Decode has a separate scope of conversation ids, so that it does not count as the
 // next turn.
-func (l *Local) recallPhase(pool *engine.Pool, a *Ask, t *table, phase abi.Phase) {
+func (l *Local) recallPhase(s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, phase abi.Phase) {
 	if phase == abi.Decode && t.needs&abi.NeedConversation != 0 && l.state.Conversations != nil {
 		a.Key.Conversation.Scope = kvindex.Seed(pool.Model, "", "decode")
 		a.Found(l.state.Conversations.Look(a.Key.Conversation))
 	}
-	l.recall(pool, a, t)
-}
-
-// fillPhase lists the targets that can take one phase of two legs.
-func (t *table) fillPhase(p *engine.Pool, a *Ask, phase abi.Phase, now time.Time) {
-	t.place.Flow = abi.FlowAggregated
-	role, within := abi.RolePrefill, a.Within.Prefill
-	if phase == abi.Decode {
-		role, within = abi.RoleDecode, a.Within.Decode
-	}
-	best := worst
-	for i := range p.Ready {
-		r := &p.Ready[i]
-		if r.Facts.Group != 0 && r.Facts.Roles&role != 0 && among(within, r.Instance) {
-			t.add(r, role, a, now)
-			last := len(t.fitness) - 1
-			t.place.Candidates[last].Home &= role
-			best = min(best, t.fitness[last])
-		}
-	}
-	t.keepFit(best)
+	l.recall(s, pool, a, t)
 }
 
 // commitPhase commits the row for one phase.
@@ -83,24 +64,24 @@ func (l *Local) commitPhase(a *Ask, t *table, g *committed, phase abi.Phase, row
 	target, lease, prompt := t.targets[row], &g.lease, a.Request.PromptTokens
 	g.Flow, g.Matched = target.Flow, -1
 	if g.ID = a.ID; g.ID != 0 {
-		l.live.Hold(g.ID)
+		l.leases.live.Hold(g.ID)
 		lease.id = g.ID
 	}
 	if phase == abi.Decode {
 		g.Decode = target
 		lease.carry(engine.Target{}, target, Charge{Prompt: prompt, Queued: -1, Tokens: prompt + expected(&a.Request)}, now)
-		lease.expected[1] = l.expectAt(t, target, now)
+		lease.expected[1] = t.expectAt(target, now)
 	} else {
 		g.Prefill = target
-		queued := uncached(prompt, &t.place.Candidates[row])
+		queued := max(0, prompt-t.place.Candidates[row].Matched())
 		target.Load[target.Rank].Placed(queued, now)
 		lease.carry(target, engine.Target{}, Charge{Prompt: prompt, Queued: queued}, now)
-		lease.expected[0] = l.expectAt(t, target, now)
+		lease.expected[0] = t.expectAt(target, now)
 	}
 	if m, chain := t.held(target); chain != nil && !chain.Form.Text {
 		g.Matched = int64(m.Blocks()) * int64(chain.Form.Block)
 	}
-	l.open.Add(1)
+	l.leases.open.Add(1)
 	if a.Lookup.Done && l.state.Conversations != nil {
 		l.state.Conversations.Record(a.Lookup.Turn, homeOf(g.Prefill), homeOf(g.Decode), now)
 		g.Turn = a.Lookup.Turn

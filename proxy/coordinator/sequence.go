@@ -40,49 +40,61 @@ type shapes struct {
 
 // next returns the number of earlier placements of this shape.
 func (c *sequence) next(a *Ask, two bool) uint64 {
-	var counter *atomic.Uint64
+	fixed, w, t := a.Prefill.Instance != nil, &a.Within, &c.turns
 	switch {
-	case !two:
-		counter = &c.shapes(a, a.Within.Whole).aggregated[a.Aggregate&abi.RoleBoth]
-	case !a.Prefill.IsZero():
-		counter = &c.shapes(a, a.Within.Decode).fixed
-	default:
-		counter = &c.shapes(a, a.Within.Prefill, a.Within.Decode).pair
+	case !two && w.Whole != nil:
+		t = c.subset(w.Whole)
+	case fixed && w.Decode != nil:
+		t = c.subset(w.Decode)
+	case two && !fixed && (w.Prefill != nil || w.Decode != nil):
+		t = c.subset(w.Prefill, w.Decode)
+	}
+	s := &t.later
+	if a.Lookup.Turn.Number == 1 {
+		s = &t.first
+	}
+	counter := &s.pair
+	if fixed {
+		counter = &s.fixed
+	} else if !two {
+		counter = &s.aggregated[a.Aggregate&abi.RoleBoth]
 	}
 	return counter.Add(1) - 1
 }
 
 // reserve is next for a placement of one phase alone.
 func (c *sequence) reserve(a *Ask, phase abi.Phase) uint64 {
-	counter := &c.shapes(a, a.Within.Prefill).reserved[0]
+	list, i := a.Within.Prefill, 0
 	if phase == abi.Decode {
-		counter = &c.shapes(a, a.Within.Decode).reserved[1]
+		list, i = a.Within.Decode, 1
 	}
-	return counter.Add(1) - 1
+	t := c.subset(list)
+	s := &t.later
+	if a.Lookup.Turn.Number == 1 {
+		s = &t.first
+	}
+	return s.reserved[i].Add(1) - 1
 }
 
-// shapes returns the counts of placements with the turn of a on the instances of these lists;
-// nil lists have all instances.
-func (c *sequence) shapes(a *Ask, lists ...[]*engine.Instance) *shapes {
-	t, hash := &c.turns, uint64(0)
+// subset returns the counts of placements on the instances of these lists; nil lists have all
+// instances.
+func (c *sequence) subset(lists ...[]*engine.Instance) *turns {
+	hash := uint64(0)
 	for phase, list := range lists {
 		for _, i := range list {
 			x := (uint64(i.ID)<<1 | uint64(phase)) * 0x9e3779b97f4a7c15
 			hash += x ^ x>>32 // the order of the instances has no meaning
 		}
 	}
-	if hash != 0 {
-		all := c.subsets.Load()
-		if all == nil {
-			c.subsets.CompareAndSwap(nil, new([subsets]turns))
-			all = c.subsets.Load()
-		}
-		t = &all[hash*0x9e3779b97f4a7c15>>58]
+	if hash == 0 {
+		return &c.turns
 	}
-	if a.Lookup.Turn.Number == 1 {
-		return &t.first
+	all := c.subsets.Load()
+	if all == nil {
+		c.subsets.CompareAndSwap(nil, new([subsets]turns))
+		all = c.subsets.Load()
 	}
-	return &t.later
+	return &all[hash*0x9e3779b97f4a7c15>>58]
 }
 
 // sequenceTable holds the sequence of each model. Safe for concurrent use.

@@ -6,36 +6,10 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
-	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
 
-// predict appends the prediction for row c, whose target is r.
-func (t *table) predict(r *engine.Row, c *abi.Candidate, v *load.View, now time.Time) {
-	var streams predict.Streams
-	if r.Role&abi.RoleDecode != 0 {
-		streams = predict.Streams{Requests: int64(v.Requests), Tokens: v.Decode}
-	}
-	prompt := predict.Prompt{Tokens: t.place.Request.PromptTokens, Cached: c.Matched()}
-	t.place.Predictions = append(t.place.Predictions, r.Queues[r.Rank].Predict(t.timesOf(r.Target), c.Roles, prompt, streams, now))
-}
-
-// timesOf returns the models of a target's type.
-func (t *table) timesOf(target engine.Target) *predict.Engine {
-	if e := target.Times.Load(); e != nil {
-		return e
-	}
-	of := predict.Type{Role: target.Role, Hardware: target.Instance.Detail().Hardware}
-	if models := target.Models(); len(models) > 0 {
-		of.Model = models[0]
-	}
-	e := t.types.Of(of)
-	target.Times.Store(e)
-	return e
-}
-
-// times measures the legs of a placement for later predictions. The methods of nil do
-// nothing. A lease's mutex guards it.
+// times measures the legs of a placement for later predictions. A lease's mutex guards it.
 type times struct {
 	prompt *predict.Prefill
 	stream *predict.Stream // nil: one leg
@@ -43,7 +17,7 @@ type times struct {
 }
 
 // measure begins to measure the legs of a placement, and adds the prediction to its notes.
-func (t *table) measure(prompt int64, chosen abi.PlaceDecision, g *committed, now time.Time) *times {
+func (t *table) measure(prompt int64, chosen abi.PlaceDecision, g *Placement, now time.Time) *times {
 	computer, row := g.Decode, chosen.Decode
 	if chosen.Prefill >= 0 {
 		computer, row = g.Prefill, chosen.Prefill
@@ -67,9 +41,6 @@ func (t *table) measure(prompt int64, chosen abi.PlaceDecision, g *committed, no
 
 // computed learns from the prompt of a placement at since; a took of 0 is unknown.
 func (m *times) computed(since time.Time, took time.Duration) {
-	if m == nil {
-		return
-	}
 	if m.took = took; took > 0 {
 		m.prompt.Done(since.Add(took))
 	} else {
@@ -79,14 +50,10 @@ func (m *times) computed(since time.Time, took time.Duration) {
 
 // answered learns from the first token, which came after took.
 func (m *times) answered(took time.Duration) {
-	if m != nil && m.stream != nil && m.took > 0 && took > m.took {
+	if m.stream != nil && m.took > 0 && took > m.took {
 		m.stream.Started(took - m.took)
 	}
 }
 
 // drop ends the measurement of a prompt that was not computed.
-func (m *times) drop() {
-	if m != nil {
-		m.prompt.Drop()
-	}
-}
+func (m *times) drop() { m.prompt.Drop() }

@@ -168,7 +168,9 @@ func (c *connections) unproven() int {
 // add counts k. c.mu is held.
 func (c *connections) add(k *connection) {
 	c.open[k.over]++
-	c.balance.Connection(1)
+	if c.balance != nil {
+		c.balance.Connection(1)
+	}
 	k.address = c.from[k.prefix]
 	if k.address == nil {
 		k.address = new(clientAddress)
@@ -185,7 +187,9 @@ func (c *connections) remove(k *connection) {
 	k.gone = true
 	k.unlist()
 	c.open[k.over]--
-	c.balance.Connection(-1)
+	if c.balance != nil {
+		c.balance.Connection(-1)
+	}
 	if k.address.open--; k.address.open == 0 {
 		delete(c.from, k.prefix)
 	}

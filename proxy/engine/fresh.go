@@ -55,7 +55,7 @@ func (r *Registry) claimFresh(rows []Row, now time.Time, home *Instance, free fu
 			}
 			if rows[j].Facts.Roles&abi.RoleDecode != 0 && p.Instance != d.Instance &&
 				r.PairState(p, d) == abi.PairUnknown && free(d.Instance) {
-				if pair := r.pairs.claim(p, d, now); pair != nil {
+				if pair := r.claim(p, d, now); pair != nil {
 					return pair
 				}
 			}
@@ -66,14 +66,14 @@ func (r *Registry) claimFresh(rows []Row, now time.Time, home *Instance, free fu
 
 // claim returns the pair if it may be warmed up at now, and records the warm-up. It
 // returns nil for a pair for which the table has no room.
-func (t *pairTable) claim(p, d Target, now time.Time) *Pair {
-	t.mu.RLock()
-	full := len(t.pairs) >= maxPairs
-	t.mu.RUnlock()
+func (r *Registry) claim(p, d Target, now time.Time) *Pair {
+	r.pairs.mu.RLock()
+	full := len(r.pairs.pairs) >= maxPairs
+	r.pairs.mu.RUnlock()
 	if full {
 		return nil
 	}
-	pair := t.get(p, d)
+	pair := r.Pair(p, d)
 	pair.mu.Lock()
 	defer pair.mu.Unlock()
 	if now.Before(pair.next) || pair.Trial() || !pair.tried.CompareAndSwap(false, true) {
@@ -82,5 +82,6 @@ func (t *pairTable) claim(p, d Target, now time.Time) *Pair {
 	pair.next = now.Add(min(warmAgain<<min(pair.warmUps, 10), warmAtLast))
 	pair.warmUps++
 	pair.noted = false
+	pair.prove()
 	return pair
 }

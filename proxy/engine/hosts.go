@@ -33,7 +33,8 @@ func (i *Instance) Owns(host string, peer *Instance) bool {
 		return true
 	}
 	if ip.IsLoopback() || strings.EqualFold(host, "localhost") {
-		return peer != nil && i.beside(peer)
+		// Two engines are on one host if their URLs name the same host, or if both name this machine.
+		return peer != nil && (strings.EqualFold(i.Host, peer.Host) || i.local() && peer.on(i) || peer.local() && i.on(peer))
 	}
 	if i.trusted() && !ip.IsUnspecified() {
 		return true
@@ -62,12 +63,6 @@ func (i *Instance) OwnsPort(port int) bool {
 		}
 	}
 	return !known
-}
-
-// beside reports whether two engines are on one host. This is true if their URLs name the
-// same host, or if both name this machine.
-func (i *Instance) beside(peer *Instance) bool {
-	return strings.EqualFold(i.Host, peer.Host) || i.local() && peer.on(i) || peer.local() && i.on(peer)
 }
 
 // local reports whether the instance's URL names this machine by its loopback. Other

@@ -149,6 +149,11 @@ func (i *Instance) IsRemote() bool { return i.Spec.RemoteModel != "" }
 // Gone reports whether the instance has left the registry.
 func (i *Instance) Gone() bool { return i.gone.Load() }
 
+// Ended reports whether the instance's host has refused the last probe, or the connection of a leg
+// since then: its process has ended, and no other one listens. An ended process neither reads nor
+// holds KV blocks.
+func (i *Instance) Ended() bool { return i.ended.Load() }
+
 // Restarts returns how often the instance was found to be a new process.
 func (i *Instance) Restarts() uint32 { return i.restarts.Load() }
 

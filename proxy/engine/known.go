@@ -79,31 +79,6 @@ func bitsOf(list []Known) map[string]roleBits {
 // the call.
 func (r *Registry) Changed() <-chan struct{} { return *r.newer.Load() }
 
-// Knows reports whether an instance serves the model, or has served it since this
-// registry was made, or whether the configuration names it.
-func (s *Snapshot) Knows(model string) bool {
-	if _, ok := s.pools[model]; ok {
-		return true
-	}
-	_, ok := s.known.roles[model]
-	return ok
-}
-
-// Known lists the models of Knows, except those that only encoders serve, sorted. The
-// caller must not change the slice.
-func (s *Snapshot) Known() []string { return s.known.models }
-
-// Roles lists the roles that engines of a known model have or had.
-func (s *Snapshot) Roles(model string) (roles []abi.Role) {
-	bits := s.known.roles[model]
-	for _, role := range []abi.Role{abi.RolePrefill, abi.RoleDecode, abi.RoleBoth} {
-		if bits&(1<<role) != 0 {
-			roles = append(roles, role)
-		}
-	}
-	return roles
-}
-
 // served returns the models of the instances, except encoders and remotes, with their
 // roles.
 func served(instances []*Instance) map[string]roleBits {

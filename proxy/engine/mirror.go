@@ -328,7 +328,7 @@ func (m *Mirror) importPairs(value []byte) error {
 	}
 	for _, x := range in.Pairs {
 		if p, d, ok := number.targets(pairKeyOf(x.Prefill, x.Decode)); ok {
-			m.registry.pairs.get(p, d).follow(pairStateOf(x.State), x.Circuit)
+			m.registry.Pair(p, d).follow(pairStateOf(x.State), x.Circuit)
 		}
 	}
 	return nil
@@ -360,6 +360,7 @@ func (p *Pair) follow(state abi.PairState, circuit *fleetpb.Circuit) {
 	if p.state != state {
 		p.become(state)
 	}
+	p.prove()
 	p.mu.Unlock()
 	p.table.note(p)
 }

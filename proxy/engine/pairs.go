@@ -26,7 +26,8 @@ type Pair struct {
 	Prefill, Decode Target
 
 	table    *pairTable
-	transfer load.Speed // of the pair's transfers; tokens are prompt tokens
+	transfer load.Speed  // of the pair's transfers; tokens are prompt tokens
+	proven   atomic.Bool // KV has come, no failure counts, and the proxy does not try the pair: a success is no news
 	circuit  circuit.Breaker
 	tried    atomic.Bool // a request of the proxy itself runs through the pair
 	users    atomic.Bool // the engines refused the proxy's own trial: the next trial is a user's request
@@ -64,6 +65,9 @@ func (p *Pair) stateAt(now time.Time) abi.PairState {
 // yet, so the attempt must wait for the engines' handshake. The pair is warming until it
 // has transferred KV, or until the last such attempt has called End.
 func (p *Pair) Begin() (fresh bool) {
+	if p.proven.Load() {
+		return false
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.state == abi.PairReady {
@@ -100,7 +104,11 @@ func (p *Pair) become(state abi.PairState) {
 }
 
 // Success notes that KV has come, and closes the pair's circuit.
-func (p *Pair) Success() { _ = p.set("") }
+func (p *Pair) Success() {
+	if !p.proven.Load() {
+		p.set("")
+	}
+}
 
 // Failure notes that a transfer failed and that the failure cannot be attributed to one
 // engine. kind is a label, never text of an answer. It reports whether the circuit of the
@@ -117,7 +125,7 @@ const Unmet = "prefill_timeout"
 
 // Trial reports whether the circuit of the pair is not closed: an attempt on the pair is a
 // trial.
-func (p *Pair) Trial() bool { return !p.circuit.Closed() }
+func (p *Pair) Trial() bool { return p.circuit.Failing.Load() && !p.circuit.Closed() }
 
 // set applies the end of a transfer: success for kind "", or else a failure of that
 // kind. A pair whose circuit opens must prove again that it works.
@@ -146,6 +154,7 @@ func (p *Pair) set(kind string) (opened bool) {
 	if p.stateAt(now) != before {
 		p.since = now
 	}
+	p.prove()
 	p.mu.Unlock()
 	p.table.note(p)
 	if !news {
@@ -156,6 +165,11 @@ func (p *Pair) set(kind string) (opened bool) {
 		p.table.reports.transfer(p, kind)
 	}
 	return opened
+}
+
+// prove sets proven after a change; p.mu is held.
+func (p *Pair) prove() {
+	p.proven.Store(p.state == abi.PairReady && !p.circuit.Failing.Load() && !p.tried.Load())
 }
 
 // PairRow is one pair as GET /v1/pairs shows it.
@@ -221,22 +235,14 @@ func (t *pairTable) init(rules *atomic.Pointer[circuit.Rules]) {
 	t.rules, t.pairs = rules, make(map[pairKey]*Pair)
 }
 
-// get returns the pair of p and d, and creates it if needed. A pair with an instance
-// that has left is not stored.
-func (t *pairTable) get(p, d Target) *Pair {
-	key := keyOf(p, d)
-	t.mu.RLock()
-	pair := t.pairs[key]
-	t.mu.RUnlock()
-	if pair != nil {
-		return pair
-	}
+// add stores a new pair, unless another call has added the pair.
+func (t *pairTable) add(key pairKey, p, d Target) *Pair {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if pair := t.pairs[key]; pair != nil {
 		return pair
 	}
-	pair = &Pair{Prefill: p, Decode: d, table: t, since: time.Now()}
+	pair := &Pair{Prefill: p, Decode: d, table: t, since: time.Now()}
 	pair.circuit.Init(circuit.Options{Rules: t.rules, Grows: true})
 	if p.gone.Load() || d.gone.Load() {
 		return pair
@@ -344,7 +350,17 @@ func comparePairs(a, b PairRow) int {
 
 // Pair returns the pair of prefill target p and decode target d, so that the caller can
 // note the outcome of a transfer. It creates the pair if needed.
-func (r *Registry) Pair(p, d Target) *Pair { return r.pairs.get(p, d) }
+// A pair with an instance that has left is not stored.
+func (r *Registry) Pair(p, d Target) *Pair {
+	t, key := &r.pairs, pairKey{p.ID, d.ID, p.Rank, d.Rank}
+	t.mu.RLock()
+	pair := t.pairs[key]
+	t.mu.RUnlock()
+	if pair != nil {
+		return pair
+	}
+	return t.add(key, p, d)
+}
 
 // PairState returns the present state of the pair of p and d. It creates no pair.
 func (r *Registry) PairState(p, d Target) abi.PairState {
@@ -360,7 +376,7 @@ func (r *Registry) PairState(p, d Target) abi.PairState {
 // MeasurePair notes the time from the end of prefill on p, when the decode leg was sent,
 // to the first token of d. promptTokens is the length of the prompt.
 func (r *Registry) MeasurePair(p, d Target, promptTokens int64, took time.Duration) {
-	r.pairs.get(p, d).transfer.Measure(promptTokens, took)
+	r.Pair(p, d).transfer.Measure(promptTokens, took)
 	p.Transfers.Measure(promptTokens, took)
 	if r.reports != nil {
 		r.reports.measure(report{kind: fleetpb.Observed_OBSERVED_TRANSFER_TIME, p: p, d: d, tokens: promptTokens, took: took})

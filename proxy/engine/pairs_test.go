@@ -227,7 +227,7 @@ func TestPairsThatNeverMeet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p, d := pairOf(t)
 		f.pairs.rules.Store(&circuit.Rules{Failures: 3, OpenFor: 10 * time.Second})
-		pair := f.pairs.get(p, d)
+		pair := f.Pair(p, d)
 		pair.Begin()
 		if pair.Trial() || !pair.Failure(Unmet) || pair.State() != abi.PairBroken || !pair.Trial() {
 			t.Fatalf("after one failure: %v", pair.State())

@@ -14,11 +14,6 @@ import (
 // the address. A busy engine does not refuse: its kernel queues the connection.
 func IsRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// Ended reports whether the instance's host has refused the last probe, or the connection of a leg
-// since then: its process has ended, and no other one listens. An ended process neither reads nor
-// holds KV blocks.
-func (i *Instance) Ended() bool { return i.ended.Load() }
-
 // setEnded sets whether the process of i has ended. The calls that need an instance which was
 // unhealthy before it ended are withdrawn now.
 func (r *Registry) setEnded(i *Instance, ended bool) {

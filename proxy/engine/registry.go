@@ -130,9 +130,6 @@ func (r *Registry) Configure(h config.Health, c config.Circuit, p config.Pairs) 
 	r.publish()
 }
 
-// Snapshot returns the present state; never nil.
-func (r *Registry) Snapshot() *Snapshot { return r.snap.Load() }
-
 // Settle returns when the snapshot shows every state that an instance had before the call. After
 // it, a caller that has seen a ready instance finds it in the snapshot.
 func (r *Registry) Settle() {

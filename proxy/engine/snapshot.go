@@ -25,6 +25,9 @@ type Snapshot struct {
 	models  []string // models with an instance that computes prompts or answers, sorted
 }
 
+// Snapshot returns the present state; never nil.
+func (r *Registry) Snapshot() *Snapshot { return r.snap.Load() }
+
 // Pool returns the pool of a model. ok is false if no known instance serves the model.
 func (s *Snapshot) Pool(model string) (p *Pool, ok bool) {
 	p, ok = s.pools[model]
@@ -43,6 +46,31 @@ func (s *Snapshot) Only() (p *Pool, count int) {
 		}
 	}
 	return p, 1
+}
+
+// Knows reports whether an instance serves the model, or has served it since this
+// registry was made, or whether the configuration names it.
+func (s *Snapshot) Knows(model string) bool {
+	if _, ok := s.pools[model]; ok {
+		return true
+	}
+	_, ok := s.known.roles[model]
+	return ok
+}
+
+// Known lists the models of Knows, except those that only encoders serve, sorted. The
+// caller must not change the slice.
+func (s *Snapshot) Known() []string { return s.known.models }
+
+// Roles lists the roles that engines of a known model have or had.
+func (s *Snapshot) Roles(model string) (roles []abi.Role) {
+	bits := s.known.roles[model]
+	for _, role := range []abi.Role{abi.RolePrefill, abi.RoleDecode, abi.RoleBoth} {
+		if bits&(1<<role) != 0 {
+			roles = append(roles, role)
+		}
+	}
+	return roles
 }
 
 // Models lists the models of all instances except encoders and remotes, sorted, whether the instances
@@ -112,6 +140,9 @@ type Row struct {
 // targets of one group can be paired, two of different groups cannot.
 type Pool struct {
 	Model string
+	// Base is the model whose LoRA adapter the pool serves: the first model of an engine is the base
+	// of its adapters. Without an adapter, Base is Model, and Adapter is "".
+	Base, Adapter string
 	// Ready holds every ready target. Targets of a group are adjacent.
 	Ready []Row
 	// Both holds the targets of role both: they take aggregated legs.
@@ -191,7 +222,7 @@ func newSnapshot(instances []*Instance, rules pairing) *Snapshot {
 
 // newPool builds the pool of the instances that serve model.
 func newPool(model string, of []*Instance, rules pairing) *Pool {
-	p := &Pool{Model: model}
+	p := &Pool{Model: model, Base: model}
 	all := of
 	if of = slices.DeleteFunc(slices.Clone(of), func(i *Instance) bool { return i.Role == abi.RoleEncode }); len(of) < len(all) {
 		p.Encoders = true
@@ -221,6 +252,11 @@ func newPool(model string, of []*Instance, rules pairing) *Pool {
 	for _, r := range p.Ready {
 		if r.Facts.Roles == abi.RoleBoth {
 			p.Both = append(p.Both, r)
+		}
+	}
+	if len(p.Ready) > 0 {
+		if models := p.Ready[0].Models(); len(models) > 0 && models[0] != model {
+			p.Base, p.Adapter = models[0], model
 		}
 	}
 	p.pair()

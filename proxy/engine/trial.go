@@ -44,6 +44,7 @@ func (r *Registry) ClaimTrial(now time.Time, home *Instance) (model string, pair
 		if pair.circuit.Allow() {
 			pair.mu.Lock()
 			pair.noted = false
+			pair.prove()
 			pair.mu.Unlock()
 			return model, pair
 		}
@@ -85,6 +86,7 @@ func (p *Pair) Tried(refused bool) {
 		p.circuit.Halve()
 	}
 	p.tried.Store(false)
+	p.prove()
 	p.mu.Unlock()
 	p.table.version.Add(1)
 }

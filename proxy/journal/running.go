@@ -44,7 +44,9 @@ func (r *Running) add(v *view) {
 	r.views = append(r.views, v)
 	v.place = len(r.views)
 	r.running.Add()
-	r.worker.Exchange(1)
+	if r.worker != nil {
+		r.worker.Exchange(1)
+	}
 }
 
 func (r *Running) remove(v *view) {
@@ -58,7 +60,9 @@ func (r *Running) remove(v *view) {
 	r.views[v.place-1], last.place = last, v.place
 	r.views[end], v.place = nil, 0
 	r.views = r.views[:end]
-	r.worker.Exchange(-1)
+	if r.worker != nil {
+		r.worker.Exchange(-1)
+	}
 	r.running.Done()
 }
 

@@ -7,6 +7,8 @@
 package load
 
 import (
+	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -70,8 +72,12 @@ func (c *Counter) View(now time.Time) View {
 	if r == nil {
 		return v
 	}
-	weight := r.weight(now)
-	if weight == 0 {
+	if r.Every <= 0 {
+		return v
+	}
+	due := float32(now.Sub(r.At)) / float32(r.Every)
+	weight := min(1, (staleReports-due)/(staleReports-freshReports))
+	if weight <= 0 { // the report is too old
 		return v
 	}
 	v.Usage = r.Usage
@@ -111,14 +117,20 @@ func (c *Counter) HoldQueued(uncached int64) Hold {
 		sum = 16 * uncached
 	}
 	c.sixteen.Store(sum + uncached - sum/16) // an average; it does no harm if one of two simultaneous updates is lost
-	return Hold{c: c, queued: uncached, ahead: ahead}
+	return Hold{c: c, queued: uncached, Work: ahead + uncached}
 }
 
 // Hold is one request's share of a Counter. Its zero value holds nothing.
 type Hold struct {
+	// Work is the number of uncached tokens that the target had to compute from the beginning
+	// of this hold to the end of its prefill. The number includes the tokens of this proxy's
+	// earlier requests. The duration of the leg divided by Work is the time per token. Earlier
+	// requests count in full, although the target may have computed a part of them before.
+	// Requests of other senders do not count.
+	Work int64
+
 	c                      *Counter
 	tokens, queued, decode int64
-	ahead                  int64 // queued tokens of this proxy before these
 	requests               int32
 }
 
@@ -142,9 +154,62 @@ func (h *Hold) Drop() {
 	}
 }
 
-// Work is the number of uncached tokens that the target had to compute from the beginning
-// of this hold to the end of its prefill. The number includes the tokens of this proxy's
-// earlier requests. The duration of the leg divided by Work is the time per token. Work
-// may also be called after Drop. Earlier requests count in full, although the target may
-// have computed a part of them before. Requests of other senders do not count.
-func (h *Hold) Work() int64 { return h.ahead + h.queued }
+// After recentTime, the weight of a placement is 1/e. For the target's utilisation this
+// time is busyTime.
+const (
+	recentTime = 10 * time.Minute
+	busyTime   = time.Minute
+)
+
+// recent sums up the latest placements of prompts on a target. Reading takes no lock, so
+// it may see a placement slightly too early or too late.
+type recent struct {
+	mu       sync.Mutex    // of writing
+	tokens   atomic.Uint64 // float64: uncached prompt tokens as of at
+	requests atomic.Uint64 // float64
+	work     atomic.Uint64 // a float64: recent work in tokens, which decays with busyTime
+	at       atomic.Int64  // Unix time in ns; 0: never
+}
+
+// Placed notes that a request was placed on the target, and the number of prompt tokens
+// to compute.
+func (c *Counter) Placed(uncached int64, now time.Time) {
+	r := &c.recent
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	tokens, requests, work := r.read(now)
+	r.tokens.Store(math.Float64bits(tokens + float64(uncached)))
+	r.requests.Store(math.Float64bits(requests + 1))
+	r.work.Store(math.Float64bits(work + float64(uncached)))
+	r.at.Store(now.UnixNano())
+}
+
+// follow sets the values to another process's.
+func (r *recent) follow(tokens, requests, work float64, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tokens.Store(math.Float64bits(tokens))
+	r.requests.Store(math.Float64bits(requests))
+	r.work.Store(math.Float64bits(work))
+	r.at.Store(now.UnixNano())
+}
+
+func (r *recent) read(now time.Time) (tokens, requests, work float64) {
+	at := r.at.Load()
+	if at == 0 {
+		return 0, 0, 0
+	}
+	ago := float64(max(0, now.UnixNano()-at))
+	weight, fresh := math.Exp(-ago/float64(recentTime)), math.Exp(-ago/float64(busyTime))
+	return weight * math.Float64frombits(r.tokens.Load()), weight * math.Float64frombits(r.requests.Load()),
+		fresh * math.Float64frombits(r.work.Load())
+}
+
+// Recent is the uncached prompt tokens, and the requests, that were placed on the
+// target of late, each placement weighing less the longer it is ago; and about
+// the share of the last minute that it takes to compute them, at the speed that
+// Prefill has measured (0 before). It takes no lock.
+func (c *Counter) Recent(now time.Time) (tokens, requests, busy float32) {
+	t, n, work := c.recent.read(now)
+	return float32(t), float32(n), float32(work * float64(c.Prefill.PerToken()) / float64(busyTime/time.Microsecond))
+}

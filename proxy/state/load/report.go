@@ -129,12 +129,3 @@ func (c *Counter) Waiting(now time.Time) (waiting, room int32, ok bool) {
 
 // Forget drops the engine's last report, for an engine that has restarted.
 func (c *Counter) Forget() { c.last.Store(nil) }
-
-// weight returns how much of the report counts at now, 0 to 1.
-func (r *reported) weight(now time.Time) float32 {
-	if r.Every <= 0 {
-		return 0
-	}
-	due := float32(now.Sub(r.At)) / float32(r.Every)
-	return min(1, max(0, (staleReports-due)/(staleReports-freshReports)))
-}

@@ -7,30 +7,167 @@ import (
 	"time"
 )
 
-// Speed is a measured time as a function of a number of tokens: a fixed part and a part
-// per token, by least squares with fading weights. If the measured sizes are too similar
-// to separate the two parts, all is per token. The zero value has no measurement. Reading
-// takes no lock.
-type Speed struct {
-	fit atomic.Uint64 // two float32: µs per token, and fixed µs above them
+// features is the number of features of a Regression. A caller that has fewer leaves the others
+// at 0: their weights stay 0.
+const features = 4
 
-	mu               sync.Mutex
-	count            int     // guarded by mu
-	x, y             float64 // means of tokens and µs; guarded by mu
-	varX, cov        float64 // of tokens, and of both; guarded by mu
-	perToken, steady float64 // the present fit; guarded by mu
+// Features describe one piece of work, or are the weights of such a description. Each value of
+// a description is of the order of 1 to 1000.
+type Features [features]float64
+
+// Of returns the time of work x by the weights f.
+func (f *Features) Of(x *Features) float64 {
+	return f[0]*x[0] + f[1]*x[1] + f[2]*x[2] + f[3]*x[3]
 }
 
 const (
-	// speedMemory is the number of recent measurements from which a Speed is computed.
-	speedMemory = 64
-	// knownAfter is the number of measurements after which a measurement can be an
-	// outlier.
-	knownAfter = 16
-	// outlier bounds the ratio of a measurement to the expected time. Larger measurements
-	// are reduced to this ratio. So one stall changes little, and a lasting change still
-	// has an effect.
+	// KnownAfter is the number of samples from which a Regression has the usual error of its
+	// weights.
+	KnownAfter = 16
+	// memory is the number of recent samples from which a Regression is computed.
+	memory = 64
+	// outlier bounds the ratio of a sample to its prediction, and its inverse. A sample
+	// beyond it is moved to it, so that one stall changes little and a lasting change still has an effect.
 	outlier = 4
+	// A sample whose error is above usualErrors mean errors, and above leastError, counts
+	// less: in proportion to its error.
+	usualErrors = 2
+	leastError  = 0.02
+	// longest is the most time in µs that a sample may have: a day.
+	longest = 86400e6
+)
+
+// Regression is a line through the times of work in µs, by least squares with fading weights. The
+// error of a sample counts in relation to the size of its work, not to its time: so a lasting
+// change counts equally, whether engines become slower or faster. No weight of a feature is
+// negative: no work makes engines faster. The zero value has no samples. Not safe for concurrent
+// use.
+type Regression struct {
+	Count int     // samples
+	Error float64 // mean absolute error of predictions, as a share of them
+
+	square [features][features]float64 // sum of the products of features
+	cross  [features]float64           // sum of the products of features and times
+}
+
+// Learn adds a sample: work with features x took µs. said is the prediction for it, 0 if there
+// was none. False: the sample is ignored, because it is not finite, not positive or longer than a
+// day.
+func (r *Regression) Learn(x *Features, took, said float64) bool {
+	size := 0.0 // squared
+	for _, v := range x {
+		if !(v >= 0 && v < 1e12) {
+			return false
+		}
+		size += v * v
+	}
+	if !(took > 0 && took < longest && size > 0) {
+		return false
+	}
+	trust := 1.0
+	if said > 0 {
+		took = min(max(took, said/outlier), outlier*said)
+		off := math.Abs(took-said) / said
+		if usual := max(usualErrors*r.Error, leastError); r.Count > KnownAfter && off > usual {
+			trust = usual / off
+		}
+		r.Count = min(r.Count, math.MaxInt32)
+		r.Error += (off - r.Error) / float64(min(max(r.Count-KnownAfter, 0)+1, memory))
+	}
+	r.Count++
+	keep, scale := 1-trust/memory, trust/size
+	for i := range x {
+		for j := range i + 1 {
+			r.square[i][j] = keep*r.square[i][j] + x[i]*x[j]*scale
+		}
+		r.cross[i] = keep*r.cross[i] + x[i]*took*scale
+	}
+	return true
+}
+
+// Weights returns the weights without the features of out. A feature whose weight would be
+// negative gets 0, and the others are fitted without it.
+func (r *Regression) Weights(out [features]bool) Features {
+	for {
+		w, ok := r.cholesky(&out)
+		if !ok {
+			return Features{}
+		}
+		worst, least := -1, 0.0
+		for i, v := range w {
+			if v < 0 && v*math.Sqrt(r.square[i][i]) < least {
+				worst, least = i, v*math.Sqrt(r.square[i][i])
+			}
+		}
+		if worst < 0 {
+			return w
+		}
+		out[worst] = true
+	}
+}
+
+// ridge is added to the squares as a share, so that features that say the same have a
+// solution.
+const ridge = 1e-9
+
+// cholesky solves the normal equations of the features that are not out. ok is false if
+// the result is not finite.
+func (r *Regression) cholesky(out *[features]bool) (w Features, ok bool) {
+	var l [features][features]float64
+	var z [features]float64
+	for i := range features {
+		if out[i] || r.square[i][i] < 1e-300 {
+			continue
+		}
+		sum := r.cross[i]
+		for j := range i {
+			v := r.square[i][j]
+			if l[j][j] == 0 {
+				continue
+			}
+			for k := range j {
+				v -= l[i][k] * l[j][k]
+			}
+			l[i][j] = v / l[j][j]
+			sum -= l[i][j] * z[j]
+		}
+		d := r.square[i][i]
+		for k := range i {
+			d -= l[i][k] * l[i][k]
+		}
+		l[i][i] = math.Sqrt(max(d, 0) + ridge*r.square[i][i])
+		z[i] = sum / l[i][i]
+	}
+	for i := features - 1; i >= 0; i-- {
+		if l[i][i] == 0 {
+			continue
+		}
+		v := z[i]
+		for k := i + 1; k < features; k++ {
+			v -= l[k][i] * w[k]
+		}
+		w[i] = v / l[i][i]
+		if math.IsNaN(w[i]) || math.IsInf(w[i], 0) {
+			return Features{}, false
+		}
+	}
+	return w, true
+}
+
+// Speed is a measured time as a function of a number of tokens: a fixed part and a part
+// per token. If the measured sizes do not separate the two parts, all is per token. The zero
+// value has no measurement. Reading takes no lock.
+type Speed struct {
+	fit atomic.Uint64 // two float32: µs per token, and fixed µs above them
+
+	mu             sync.Mutex
+	line           *Regression // of units of perTokens tokens; nil: no measurement; guarded by mu
+	fixed, perUnit float64     // the present fit; guarded by mu
+}
+
+const (
+	// perTokens is the number of tokens in a unit of the second feature of a Speed.
+	perTokens = 1000
 	// leastSpread is the smallest relative deviation of token counts that separates the
 	// fixed part from the part per token.
 	leastSpread = 0.1
@@ -41,27 +178,27 @@ func (s *Speed) Measure(tokens int64, took time.Duration) {
 	if tokens <= 0 || took <= 0 {
 		return
 	}
-	x, y := float64(tokens), float64(took)/float64(time.Microsecond)
+	x, said := Features{1, float64(tokens) / perTokens}, 0.0
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.count >= knownAfter {
-		y = min(y, outlier*(s.steady+s.perToken*x))
+	if s.line == nil {
+		s.line = new(Regression)
 	}
-	s.count = min(s.count+1, speedMemory)
-	a := 1 / float64(s.count)
-	dx, dy := x-s.x, y-s.y
-	s.x += a * dx
-	s.y += a * dy
-	s.varX = (1 - a) * (s.varX + a*dx*dx)
-	s.cov = (1 - a) * (s.cov + a*dx*dy)
-
-	s.perToken, s.steady = s.y/s.x, 0
-	if spread := leastSpread * s.x; s.varX > spread*spread {
-		if slope := s.cov / s.varX; slope > 0 && slope < s.perToken {
-			s.perToken, s.steady = slope, s.y-slope*s.x
-		}
+	if s.line.Count >= KnownAfter {
+		said = s.fixed + s.perUnit*x[1]
 	}
-	s.fit.Store(uint64(math.Float32bits(float32(s.steady)))<<32 | uint64(math.Float32bits(float32(s.perToken))))
+	if !s.line.Learn(&x, float64(took)/float64(time.Microsecond), said) {
+		return
+	}
+	q := &s.line.square
+	mean := q[1][0] / q[0][0]
+	alike := q[1][1]/q[0][0] <= (1+leastSpread*leastSpread)*mean*mean // the variance is small
+	w := s.line.Weights([features]bool{alike})
+	if w[1] == 0 {
+		w = s.line.Weights([features]bool{true})
+	}
+	s.fixed, s.perUnit = w[0], w[1]
+	s.fit.Store(uint64(math.Float32bits(float32(w[0])))<<32 | uint64(math.Float32bits(float32(w[1]/perTokens))))
 }
 
 // Fit is a measured speed: the time per token and the fixed time, in µs; 0: unknown.

@@ -73,12 +73,12 @@ func (t *Target) Predict(e *Engine, roles abi.Role, p Prompt, streams Streams, n
 	}
 	if f := e.Start.fit.Load(); f != nil {
 		x := start(p, streams)
-		micros := f.of(&x)
+		micros := f.weights.Of(&x)
 		out.Start, out.StartError = float32(micros), float32(micros*f.err)
 	}
 	if f := e.Token.fit.Load(); f != nil {
 		x := token(Streams{streams.Requests + 1, streams.Tokens + p.Tokens})
-		micros := f.of(&x)
+		micros := f.weights.Of(&x)
 		out.Token, out.TokenError = float32(micros), float32(micros*f.err)
 	}
 	return out

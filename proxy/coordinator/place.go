@@ -30,8 +30,7 @@ type Local struct {
 	state     State
 	mint      *disaggid.Source
 	observer  Observer
-	live      disaggid.Live
-	open      atomic.Int64
+	leases    leases
 	sequences sequenceTable
 	times     predict.Table // of the engines, if a policy needs predictions
 
@@ -45,7 +44,10 @@ var _ Coordinator = (*Local)(nil)
 // fallback decides; fallback must always have an answer.
 func NewLocal(registry *engine.Registry, d, fallback Decider, state State, mint *disaggid.Source, observer Observer) *Local {
 	l := &Local{registry: registry, fallback: fallback, state: state, mint: mint, observer: observer, comparisons: newComparisons(state)}
-	l.tables.New = func() any { return &table{pool: &l.tables, types: &l.times} }
+	l.leases.index = state.Index
+	l.tables.New = func() any {
+		return &table{tables: &l.tables, types: &l.times, registry: registry, lookup: lookup{index: state.Index}}
+	}
 	l.SetDecider(d)
 	return l
 }
@@ -54,10 +56,10 @@ func NewLocal(registry *engine.Registry, d, fallback Decider, state State, mint 
 func (l *Local) SetDecider(d Decider) { l.decider.Store(&d) }
 
 // Open returns the number of leases that are not released.
-func (l *Local) Open() int { return int(l.open.Load()) }
+func (l *Local) Open() int { return int(l.leases.open.Load()) }
 
 // LiveIDs returns the number of disagg ids in flight.
-func (l *Local) LiveIDs() int { return l.live.Len() }
+func (l *Local) LiveIDs() int { return l.leases.live.Len() }
 
 // Ready reports whether one request could be placed now, and every engine known at the start has
 // been looked at.
@@ -68,12 +70,6 @@ func (l *Local) Needs() abi.Needs { return (*l.decider.Load()).Needs() }
 
 // Headers implements Coordinator.
 func (l *Local) Headers() []string { return (*l.decider.Load()).Headers() }
-
-// committed is a placement and its lease in one allocation.
-type committed struct {
-	Placement
-	lease Lease
-}
 
 // Place decides and commits a placement. In steady state it allocates only the placement,
 // if placements are recycled.
@@ -91,36 +87,37 @@ func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := *l.decider.Load()
-	t := l.tables.Get().(*table)
+	d, now := *l.decider.Load(), time.Now()
+	only := a.Only.Decode.Instance != nil
 	needs := d.Needs()
-	if !a.Only.Decode.IsZero() {
+	if only {
 		needs = 0
 	}
-	t.reset(pool, a, needs)
-	l.recall(pool, a, t)
-	g := &committed{lease: Lease{local: l}}
-	g.table = t
-	if err := l.decide(ctx, d, snapshot, pool, a, t, g); err != nil {
+	t := l.tables.Get().(*table)
+	t.reset(pool, a, needs, now)
+	if needs&(abi.NeedConversation|abi.NeedBlocks) != 0 {
+		l.recall(snapshot, pool, a, t)
+	}
+	g := &committed{lease: Lease{of: &l.leases}}
+	var chosen abi.PlaceDecision
+	if only && a.Prefill.Instance == nil {
+		chosen, err = t.claimOnly(pool, a, now)
+	} else {
+		chosen, err = l.decide(ctx, d, snapshot, pool, a, t, g, now)
+	}
+	if err == nil {
+		err = l.commit(ctx, d, a, t, g, chosen, now)
+	}
+	g.Facts, g.Targets, g.Lease, g.table = t.place, t.targets, &g.lease, t
+	if err != nil {
 		for _, f := range g.Fallbacks {
 			l.observer.Fallback(f.What, f.Reason)
 		}
-		t.recycle()
+		g.Recycle()
 		return nil, err
 	}
-	g.Facts, g.Targets, g.Lease = t.place, t.targets, &g.lease
 	return &g.Placement, nil
 }
-
-// Lend gives p, a placement that another process decided, empty Facts.Candidates and
-// Targets with memory to append to. Recycle takes that memory back.
-func (l *Local) Lend(p *Placement) {
-	t := l.tables.Get().(*table)
-	p.table, p.Facts.Candidates, p.Targets = t, t.place.Candidates[:0], t.targets[:0]
-}
-
-// Snapshot returns the engines that placements are made on now.
-func (l *Local) Snapshot() *engine.Snapshot { return l.registry.Snapshot() }
 
 // resolve returns the pool of the model that the client named, or the only pool if it
 // named none.
@@ -144,7 +141,7 @@ func resolve(s *engine.Snapshot, model string) (*engine.Pool, error) {
 }
 
 // recall looks up the request's blocks and its conversation.
-func (l *Local) recall(pool *engine.Pool, a *Ask, t *table) {
+func (l *Local) recall(s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table) {
 	first := false // the exchange's first placement of a request that begins a conversation
 	if t.needs&abi.NeedConversation != 0 && l.state.Conversations != nil {
 		if !a.Lookup.Done {
@@ -156,68 +153,48 @@ func (l *Local) recall(pool *engine.Pool, a *Ask, t *table) {
 		t.place.Request.Turn, t.place.Request.Conversation = a.Request.Turn, a.Request.Conversation
 	}
 	if t.needs&abi.NeedBlocks != 0 && l.state.Index != nil {
-		t.match(l.state.Index, a.Key.Chains)
+		t.match(a.Key.Chains)
 		if first {
-			t.place.Request.Shared = l.sequences.of(pool, l.registry.Snapshot()).begun.Add(t.beginning())
+			t.place.Request.Shared = l.sequences.of(pool, s).begun.Add(t.beginning())
 		}
 	}
 }
 
-// decide does the steps of a placement: plan, place, mint, commit.
-func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, g *committed) error {
-	now := time.Now()
-	if !a.Only.Decode.IsZero() && a.Prefill.IsZero() {
-		return l.decideOnly(ctx, d, pool, a, t, g, now)
-	}
-	two := !a.Prefill.IsZero() || a.Two && a.Aggregate == 0 && !a.Request.PairBroken
+// decide lists the candidates for one leg or for two, and chooses among them.
+func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, g *committed, now time.Time) (chosen abi.PlaceDecision, err error) {
+	fixed := a.Prefill.Instance != nil
+	two := fixed || a.Two && a.Aggregate == 0 && !a.Request.PairBroken
 	if !two && a.Aggregate == 0 && !a.Request.PairBroken {
-		var err error
 		if two, err = l.plan(ctx, d, pool, a, t, g, now); err != nil {
-			return err
+			return chosen, err
 		}
 	}
 	switch {
 	case !two:
 		if t.fillAggregated(pool, a, now); len(t.targets) == 0 {
-			return &NoTargetError{Model: a.Model}
+			return chosen, &NoTargetError{Model: a.Model}
 		}
-	case !a.Prefill.IsZero():
-		if !t.fillFixed(l.registry, pool, a, now) {
-			return &NoTargetError{Phase: fixedLacks(pool, a), Model: a.Model}
+	case fixed:
+		if !t.fillFixed(pool, a, now) {
+			return chosen, &NoTargetError{Phase: fixedLacks(pool, a), Model: a.Model}
 		}
 	default:
 		if missing, ok := t.fillPairs(pool, a, now); !ok {
-			return &NoTargetError{Phase: missing, Model: a.Model}
+			return chosen, &NoTargetError{Phase: missing, Model: a.Model}
 		}
 	}
-	t.keepSame(a)
+	if a.Same.Decode.Instance != nil {
+		t.keepSame(a)
+	}
 	if two && t.needs&abi.NeedPairs != 0 {
-		t.fillStates(l.registry)
+		t.fillStates()
 	}
 	t.place.Sequence = l.sequences.of(pool, s).next(a, two)
 	t.place.Random = rand.Uint64()
-	chosen := l.choose(ctx, d, t, g, now)
-	if chosen.Decode < 0 {
-		return &NoTargetError{Phase: abi.Decode, Model: a.Model}
+	if chosen = l.choose(ctx, d, t, g, now); chosen.Decode < 0 {
+		return chosen, &NoTargetError{Phase: abi.Decode, Model: a.Model}
 	}
-	return l.commit(ctx, d, a, t, g, chosen, now)
-}
-
-// decideOnly places both legs on the targets of a.Only, a pair that the proxy has claimed. Both
-// engines must be idle, unless the request is the trial of a broken pair.
-func (l *Local) decideOnly(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *committed, now time.Time) error {
-	p, e := a.Only.Prefill, a.Only.Decode
-	if !l.blocked(p, e, now) && !(p.Free(now) && e.Free(now)) {
-		return &NoTargetError{Model: a.Model}
-	}
-	if _, ok := t.fillPairs(pool, a, now); !ok {
-		return &NoTargetError{Model: a.Model}
-	}
-	chosen := abi.PlaceDecision{Prefill: t.row(p, abi.RolePrefill), Decode: t.row(e, abi.RoleDecode)}
-	if chosen.Prefill < 0 || chosen.Decode < 0 || !t.place.Allows(chosen) || !t.claim(chosen.Prefill) || !t.claim(chosen.Decode) {
-		return &NoTargetError{Model: a.Model}
-	}
-	return l.commit(ctx, d, a, t, g, chosen, now)
+	return chosen, nil
 }
 
 // plan calls the plan policy, which decides the number of legs.
@@ -236,7 +213,8 @@ func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, 
 	switch {
 	case !ok:
 		g.fallback("plan", policy)
-	case !sound(answer):
+	case answer.Decision > abi.PlanHold,
+		answer.Status != 0 && (answer.Decision != abi.PlanReject || answer.Status < 400 || answer.Status > 599):
 		g.fallback("plan", ReasonNonsense)
 		ok = false
 	default:
@@ -265,84 +243,69 @@ func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, 
 	return false, &RejectedError{Status: int(answer.Status)}
 }
 
-// sound reports whether a plan answer follows the contract.
-func sound(a abi.PlanAnswer) bool {
-	return a.Decision <= abi.PlanHold &&
-		(a.Status == 0 || a.Decision == abi.PlanReject && a.Status >= 400 && a.Status <= 599)
-}
-
-// lacks returns the phase for which the pool has no ready target. Prefill: both phases
-// have targets, but no two targets can be paired. PhaseNone: no connector uses pairs.
-func lacks(pool *engine.Pool) abi.Phase {
-	if !pool.Pairs {
-		return abi.PhaseNone
+// choose returns the rows for the legs: the policy's answer if it follows the contract,
+// otherwise the native rule's. Rows whose pair or trial another request has claimed are
+// replaced.
+func (l *Local) choose(ctx context.Context, d Decider, t *table, g *committed, now time.Time) abi.PlaceDecision {
+	chosen, policy, ok := d.Place(ctx, &t.place)
+	g.Notes = append(g.Notes, t.place.Notes...)
+	g.Policy = policy
+	switch {
+	case !ok:
+		g.fallback("place", policy)
+	case !t.place.Allows(chosen):
+		g.fallback("place", ReasonNonsense)
+		ok = false
 	}
-	var roles abi.Role
-	for i := range pool.Ready {
-		if f := &pool.Ready[i].Facts; f.Group != 0 {
-			roles |= f.Roles
+	if !ok {
+		g.Policy, t.place.Scored = native, false
+		if chosen, _, ok = l.fallback.Place(ctx, &t.place); !ok || !t.place.Allows(chosen) {
+			chosen = t.leastLoad()
 		}
 	}
-	if roles == abi.RolePrefill {
-		return abi.Decode
+	if t.trials || l.registry.PairsInTrouble() {
+		chosen = t.settle(&g.Placement, chosen, now)
 	}
-	return abi.Prefill
-}
-
-// fixedLacks returns the missing phase if the prefill target is kept.
-func fixedLacks(pool *engine.Pool, a *Ask) abi.Phase {
-	if _, ok := pool.Group(a.Prefill); !ok {
-		return abi.Prefill
-	}
-	return abi.Decode
+	return chosen
 }
 
 // commit mints the id unless it is kept, takes the loads and records the conversation. It
 // changes nothing if there is no id.
 func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *committed, chosen abi.PlaceDecision, now time.Time) error {
-	g.Decode = t.targets[chosen.Decode]
-	g.Flow = abi.FlowAggregated
-	lease := &g.lease
+	g.Decode, g.Flow = t.targets[chosen.Decode], abi.FlowAggregated
+	computer, row := g.Decode, chosen.Decode // of the prompt
 	if chosen.Prefill >= 0 {
 		g.Prefill = t.targets[chosen.Prefill]
 		g.Flow = g.Prefill.Flow
+		computer, row = g.Prefill, chosen.Prefill
 		if g.ID = a.ID; g.ID != 0 {
-			l.live.Hold(g.ID)
+			l.leases.live.Hold(g.ID)
 		} else if g.ID = l.mintID(ctx, d, t, g); g.ID == 0 {
 			return ErrNoID
 		}
-		lease.id = g.ID
+		g.lease.id = g.ID
 	}
 	t.place.Flow = g.Flow
 	prompt := a.Request.PromptTokens
-	b := Charge{Prompt: prompt, Queued: -1, Tokens: prompt + expected(&a.Request)}
-	switch {
-	case chosen.Prefill < 0:
-		b.Queued = uncached(prompt, &t.place.Candidates[chosen.Decode])
-		g.Decode.Load[g.Decode.Rank].Placed(b.Queued, now)
-	case a.Prefill.IsZero():
-		b.Queued = uncached(prompt, &t.place.Candidates[chosen.Prefill])
-		g.Prefill.Load[g.Prefill.Rank].Placed(b.Queued, now)
-	}
-	if t.needs&abi.NeedPredictions != 0 && b.Queued >= 0 {
-		lease.times = t.measure(prompt, chosen, g, now)
-	}
-	lease.carry(g.Prefill, g.Decode, b, now)
-	l.open.Add(1)
-	l.expect(a, t, g, now)
-	if a.Lookup.Done && l.state.Conversations != nil {
-		prefill := g.Prefill
-		if prefill.IsZero() {
-			prefill = g.Decode
+	charge := Charge{Prompt: prompt, Queued: -1, Tokens: prompt + expected(&a.Request)}
+	if a.Prefill.Instance == nil {
+		charge.Queued = max(0, prompt-t.place.Candidates[row].Matched())
+		computer.Load[computer.Rank].Placed(charge.Queued, now)
+		if t.needs&abi.NeedPredictions != 0 {
+			g.lease.times = t.measure(prompt, chosen, &g.Placement, now)
 		}
-		l.state.Conversations.Record(a.Lookup.Turn, homeOf(prefill), homeOf(g.Decode), now)
+	}
+	g.lease.carry(g.Prefill, g.Decode, charge, now)
+	l.leases.open.Add(1)
+	if g.Matched = -1; len(t.matched) != 0 {
+		g.lease.expected, g.Matched = t.expect(g.Prefill, g.Decode, a.Prefill.Instance != nil, now)
+	}
+	if a.Lookup.Done && l.state.Conversations != nil {
+		l.state.Conversations.Record(a.Lookup.Turn, homeOf(computer), homeOf(g.Decode), now)
 		g.Turn = a.Lookup.Turn
 	}
 	return nil
 }
-
-// uncached returns how many tokens of a prompt the row's target must still compute.
-func uncached(prompt int64, c *abi.Candidate) int64 { return max(0, prompt-c.Matched()) }
 
 // mintID returns an id that is in range and not in flight, and adds it to the ids in
 // flight; 0: no id is left.
@@ -357,7 +320,7 @@ func (l *Local) mintID(ctx context.Context, d Decider, t *table, g *committed) u
 		g.fallback("mint", policy)
 	case !disaggid.InRange(id):
 		g.fallback("mint", ReasonNonsense)
-	case !l.live.Add(id):
+	case !l.leases.live.Add(id):
 		g.fallback("mint", ReasonDuplicate)
 	default:
 		l.observer.Minted(policy)
@@ -369,7 +332,7 @@ func (l *Local) mintID(ctx context.Context, d Decider, t *table, g *committed) u
 		if !ok {
 			return 0
 		}
-		if id = disaggid.Pack(facts); l.live.Add(id) {
+		if id = disaggid.Pack(facts); l.leases.live.Add(id) {
 			l.observer.Minted(native)
 			return id
 		}
@@ -394,15 +357,4 @@ func expected(r *abi.RequestFacts) int64 {
 		tokens = usualAnswer
 	}
 	return min(tokens, longAnswer) * max(1, min(r.N, mostSequence))
-}
-
-// fallback notes that the native rule decided, and why.
-func (g *committed) fallback(what, reason string) {
-	switch reason {
-	case ReasonAbsent:
-		return
-	case "":
-		reason = ReasonFailed
-	}
-	g.Fallbacks = append(g.Fallbacks, Fallback{What: what, Reason: reason})
 }

@@ -1,7 +1,6 @@
 package coordinator
 
 import (
-	"slices"
 	"sync"
 	"time"
 
@@ -9,6 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
 
@@ -32,30 +32,22 @@ type table struct {
 	fitness []uint8         // of row i
 	needs   abi.Needs
 	turn    conversation.Turn
-	adapter string    // LoRA adapter of the request; "": none
-	matches []matches // memory of matched
-	matched []matches
-	pool    *sync.Pool
-	types   *predict.Table
-}
+	adapter string // LoRA adapter of the request; "": none
+	trials  bool   // the circuit of a row is half open
+	lookup
 
-func (t *table) recycle() {
-	clear(t.targets) // so that the pool keeps no instance alive
-	for i := range t.matched {
-		t.matched[i].Chain = Chain{} // do not retain the memory of the request
-	}
-	t.matched = nil
-	t.pool.Put(t)
+	tables   *sync.Pool
+	types    *predict.Table
+	registry *engine.Registry
 }
 
 // reset empties the table for a placement of a in p with these needs.
-func (t *table) reset(p *engine.Pool, a *Ask, needs abi.Needs) {
-	t.needs, t.turn = needs, conversation.Turn{}
+func (t *table) reset(p *engine.Pool, a *Ask, needs abi.Needs, now time.Time) {
+	t.needs, t.turn, t.adapter, t.trials = needs, conversation.Turn{}, p.Adapter, false
 	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0], Details: t.place.Details[:0], Predictions: t.place.Predictions[:0]}
 	t.place.Request.Model = p.Model
-	_, t.adapter = adapterOf(p)
 	if needs&abi.NeedTraits != 0 {
-		t.place.Request.Remaining = a.Remaining(time.Now())
+		t.place.Request.Remaining = a.Remaining(now)
 		if t.place.Request.Adapter == "" {
 			t.place.Request.Adapter = t.adapter[:min(len(t.adapter), abi.MaxAdapter)]
 		}
@@ -91,18 +83,20 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 		t.predict(r, &c, &load, now)
 	}
 	if t.turn.Number != 0 {
-		t.home(&c, r.Target)
+		c.Home = homes(t.turn, r.Target)
 	}
-	switch r.Breaker.Circuit(now) {
-	case circuit.Open:
-		f = broken
-	case circuit.HalfOpen:
-		c.Trial = true
+	if r.Breaker.Failing.Load() {
+		switch r.Breaker.Circuit(now) {
+		case circuit.Open:
+			f = broken
+		case circuit.HalfOpen:
+			c.Trial, t.trials = true, true
+		}
 	}
 	switch {
 	case r.Ended():
 		f = ended
-	case a.excludes(r.Instance):
+	case len(a.Excluded) != 0 && a.excludes(r.Instance):
 		f = excluded
 	}
 	t.place.Candidates = append(t.place.Candidates, c)
@@ -110,15 +104,28 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 	t.fitness = append(t.fitness, f)
 }
 
-// excludes reports whether an earlier attempt failed on the instance. It covers all its
-// ranks: they are one process, and usually fail together.
-func (a *Ask) excludes(i *engine.Instance) bool {
-	for _, t := range a.Excluded {
-		if t.Instance == i {
-			return true
-		}
+// predict appends the prediction for row c, whose target is r.
+func (t *table) predict(r *engine.Row, c *abi.Candidate, v *load.View, now time.Time) {
+	var streams predict.Streams
+	if r.Role&abi.RoleDecode != 0 {
+		streams = predict.Streams{Requests: int64(v.Requests), Tokens: v.Decode}
 	}
-	return false
+	prompt := predict.Prompt{Tokens: t.place.Request.PromptTokens, Cached: c.Matched()}
+	t.place.Predictions = append(t.place.Predictions, r.Queues[r.Rank].Predict(t.timesOf(r.Target), c.Roles, prompt, streams, now))
+}
+
+// timesOf returns the models of a target's type.
+func (t *table) timesOf(target engine.Target) *predict.Engine {
+	if e := target.Times.Load(); e != nil {
+		return e
+	}
+	of := predict.Type{Role: target.Role, Hardware: target.Instance.Detail().Hardware}
+	if models := target.Models(); len(models) > 0 {
+		of.Model = models[0]
+	}
+	e := t.types.Of(of)
+	target.Times.Store(e)
+	return e
 }
 
 // move copies row from to row to; to is not above from.
@@ -159,6 +166,26 @@ func (t *table) fillAggregated(p *engine.Pool, a *Ask, now time.Time) {
 	t.keepFit(best)
 }
 
+// fillPhase lists the targets that can take one phase of two legs.
+func (t *table) fillPhase(p *engine.Pool, a *Ask, phase abi.Phase, now time.Time) {
+	t.place.Flow = abi.FlowAggregated
+	role, within := abi.RolePrefill, a.Within.Prefill
+	if phase == abi.Decode {
+		role, within = abi.RoleDecode, a.Within.Decode
+	}
+	best := worst
+	for i := range p.Ready {
+		r := &p.Ready[i]
+		if r.Facts.Group != 0 && r.Facts.Roles&role != 0 && among(within, r.Instance) {
+			t.add(r, role, a, now)
+			last := len(t.fitness) - 1
+			t.place.Candidates[last].Home &= role
+			best = min(best, t.fitness[last])
+		}
+	}
+	t.keepFit(best)
+}
+
 // keepFit removes the rows that are less fit than best.
 func (t *table) keepFit(best uint8) {
 	n := 0
@@ -175,7 +202,7 @@ func (t *table) keepFit(best uint8) {
 // the number of legs is equal.
 func (t *table) keepSame(a *Ask) {
 	one := t.place.Flow == abi.FlowAggregated
-	if a.Same.Decode.IsZero() || t.place.Fixed >= 0 || one != a.Same.Prefill.IsZero() {
+	if t.place.Fixed >= 0 || one != a.Same.Prefill.IsZero() {
 		return
 	}
 	decode, prefill := t.row(a.Same.Decode, abi.RoleDecode), int32(-1)
@@ -205,14 +232,14 @@ func (t *table) keepSame(a *Ask) {
 
 // fillStates lists the known pairs of the table's rows. If the prefill target is kept, it
 // also notes in each decode row the state of its pair.
-func (t *table) fillStates(reg *engine.Registry) {
+func (t *table) fillStates() {
 	rows := t.place.Candidates
 	for i := range rows {
 		for j := range rows {
 			if i == j || rows[i].Roles&abi.RolePrefill == 0 || rows[j].Roles&abi.RoleDecode == 0 || rows[i].Group != rows[j].Group {
 				continue
 			}
-			state, transfer, _ := reg.PairFacts(t.targets[i], t.targets[j])
+			state, transfer, _ := t.registry.PairFacts(t.targets[i], t.targets[j])
 			if state == abi.PairUnknown {
 				continue
 			}
@@ -236,7 +263,7 @@ func (t *table) row(target engine.Target, phases abi.Role) int32 {
 
 // fillFixed lists the kept prefill target as row 0, and the decode targets of its group.
 // False: the prefill target has left, or there is no decode target for it.
-func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time.Time) bool {
+func (t *table) fillFixed(p *engine.Pool, a *Ask, now time.Time) bool {
 	group, ok := p.Group(a.Prefill)
 	if !ok {
 		return false
@@ -244,7 +271,7 @@ func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time
 	t.place.Flow, t.place.Fixed = a.Prefill.Flow, 0
 	fixed := engine.Row{Target: a.Prefill, Detail: a.Prefill.Instance.Detail(), Facts: abi.Candidate{Group: group, Instance: a.Prefill.ID, Rank: int32(a.Prefill.Rank)}}
 	t.add(&fixed, abi.RolePrefill, a, now)
-	trouble := reg.PairsInTrouble()
+	trouble := t.registry.PairsInTrouble()
 	best := worst
 	for i := range p.Ready {
 		r := &p.Ready[i]
@@ -253,7 +280,7 @@ func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time
 		}
 		t.add(r, abi.RoleDecode, a, now)
 		last := len(t.fitness) - 1
-		if trouble && reg.PairBlocked(a.Prefill, r.Target, now) {
+		if trouble && t.registry.PairBlocked(a.Prefill, r.Target, now) {
 			t.fitness[last] = max(t.fitness[last], broken)
 		}
 		best = min(best, t.fitness[last])
@@ -275,14 +302,18 @@ func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time
 // that no decode reads and that cannot be freed. If there is no row, ok is false, and
 // missing is the phase without a target.
 func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) (missing abi.Phase, ok bool) {
-	best, n, start, noDecode := worst+1, 0, 0, false
+	best, start, noDecode := worst+1, 0, false
+	limited := a.Within.Prefill != nil || a.Within.Decode != nil
 	for _, end := range p.Groups {
 		from := len(t.fitness)
 		all, narrowed := fit, false
 		for i := start; i < end; i++ {
 			r := &p.Paired[i]
-			roles := a.Within.roles(r)
-			if roles&abi.RoleDecode != 0 && r.Breaker.Circuit(now) == circuit.Open {
+			roles := r.Facts.Roles
+			if limited {
+				roles = a.Within.roles(r)
+			}
+			if roles&abi.RoleDecode != 0 && r.Breaker.Failing.Load() && r.Breaker.Circuit(now) == circuit.Open {
 				roles &^= abi.RoleDecode
 				noDecode = true
 			}
@@ -300,12 +331,15 @@ func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) (missing abi.Ph
 		switch {
 		case level > best:
 			t.truncate(from)
-		case level < best: // the earlier groups are less fit
+		case level < best:
 			best = level
-			for n = 0; from+n < len(t.fitness); n++ {
-				t.move(n, from+n)
+			if from > 0 { // the earlier groups are less fit
+				n := len(t.fitness) - from
+				for i := range n {
+					t.move(i, from+i)
+				}
+				t.truncate(n)
 			}
-			t.truncate(n)
 		}
 	}
 	switch {
@@ -318,93 +352,28 @@ func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) (missing abi.Ph
 	return lacks(p), false
 }
 
-// roles returns the phases of two legs that the row may take.
-func (w *Within) roles(r *engine.Row) abi.Role {
-	roles := r.Facts.Roles
-	if !among(w.Prefill, r.Instance) {
-		roles &^= abi.RolePrefill
+// lacks returns the phase for which the pool has no ready target. Prefill: both phases
+// have targets, but no two targets can be paired. PhaseNone: no connector uses pairs.
+func lacks(pool *engine.Pool) abi.Phase {
+	if !pool.Pairs {
+		return abi.PhaseNone
 	}
-	if !among(w.Decode, r.Instance) {
-		roles &^= abi.RoleDecode
-	}
-	return roles
-}
-
-// among reports whether i is in the list; a nil list has all instances.
-func among(list []*engine.Instance, i *engine.Instance) bool {
-	return list == nil || slices.Contains(list, i)
-}
-
-// sift keeps, of the rows of one group (those from row from on), the fittest rows of each
-// phase that can form a pair. It returns the fitness of the less fit phase. If no pair is
-// possible, it removes all rows and returns worst+1.
-func (t *table) sift(from int) uint8 {
-	var prefill, decode [worst + 1]holders // indexed by fitness: the rows that are at least this fit
-	for i := from; i < len(t.fitness); i++ {
-		c := &t.place.Candidates[i]
-		for f := t.fitness[i]; f <= worst; f++ {
-			prefill[f].add(c, abi.RolePrefill)
-			decode[f].add(c, abi.RoleDecode)
+	var roles abi.Role
+	for i := range pool.Ready {
+		if f := &pool.Ready[i].Facts; f.Group != 0 {
+			roles |= f.Roles
 		}
 	}
-	for level := fit; level <= worst; level++ {
-		for other := fit; other <= level; other++ {
-			if pairable(prefill[level], decode[other]) {
-				t.keep(from, level, other, prefill[level], decode[other])
-				return level
-			}
-			if pairable(prefill[other], decode[level]) {
-				t.keep(from, other, level, prefill[other], decode[level])
-				return level
-			}
-		}
+	if roles == abi.RolePrefill {
+		return abi.Decode
 	}
-	t.truncate(from)
-	return worst + 1
+	return abi.Prefill
 }
 
-// keep removes rows that are less fit than their phase requires. It also removes each role
-// of a row for which the other phase exists only on the same instance.
-func (t *table) keep(from int, prefillFit, decodeFit uint8, prefill, decode holders) {
-	n := from
-	for i := from; i < len(t.fitness); i++ {
-		c := &t.place.Candidates[i]
-		if t.fitness[i] > prefillFit || !decode.besides(c) {
-			c.Roles &^= abi.RolePrefill
-		}
-		if t.fitness[i] > decodeFit || !prefill.besides(c) {
-			c.Roles &^= abi.RoleDecode
-		}
-		if c.Roles != 0 {
-			t.move(n, i)
-			n++
-		}
+// fixedLacks returns the missing phase if the prefill target is kept.
+func fixedLacks(pool *engine.Pool, a *Ask) abi.Phase {
+	if _, ok := pool.Group(a.Prefill); !ok {
+		return abi.Prefill
 	}
-	t.truncate(n)
-}
-
-// holders tells whether no, one or several instances serve a phase.
-type holders struct {
-	first        uint32
-	any, several bool
-}
-
-func (h *holders) add(c *abi.Candidate, phase abi.Role) {
-	switch {
-	case c.Roles&phase == 0:
-	case !h.any:
-		h.first, h.any = c.Instance, true
-	case h.first != c.Instance:
-		h.several = true
-	}
-}
-
-// besides reports whether an instance other than c's serves the phase.
-func (h *holders) besides(c *abi.Candidate) bool {
-	return h.several || h.any && h.first != c.Instance
-}
-
-// pairable reports whether prefill and decode can use two different instances.
-func pairable(prefill, decode holders) bool {
-	return prefill.any && decode.any && (prefill.several || decode.several || prefill.first != decode.first)
+	return abi.Decode
 }

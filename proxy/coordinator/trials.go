@@ -1,34 +1,27 @@
 package coordinator
 
 import (
-	"context"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// choose returns the rows for the legs: the policy's answer if it follows the contract,
-// otherwise the native rule's. It then replaces rows whose pair or trial another request
-// has claimed.
-func (l *Local) choose(ctx context.Context, d Decider, t *table, g *committed, now time.Time) abi.PlaceDecision {
-	chosen, policy, ok := d.Place(ctx, &t.place)
-	g.Notes = append(g.Notes, t.place.Notes...)
-	g.Policy = policy
-	switch {
-	case !ok:
-		g.fallback("place", policy)
-	case !t.place.Allows(chosen):
-		g.fallback("place", ReasonNonsense)
-		ok = false
+// claimOnly returns the rows of a.Only, a pair that the proxy has claimed. Both engines must be
+// idle, unless the request is the trial of a broken pair.
+func (t *table) claimOnly(pool *engine.Pool, a *Ask, now time.Time) (chosen abi.PlaceDecision, err error) {
+	p, e := a.Only.Prefill, a.Only.Decode
+	if !t.registry.PairBlocked(p, e, now) && !(p.Free(now) && e.Free(now)) {
+		return chosen, &NoTargetError{Model: a.Model}
 	}
-	if !ok {
-		g.Policy, t.place.Scored = native, false
-		if chosen, _, ok = l.fallback.Place(ctx, &t.place); !ok || !t.place.Allows(chosen) {
-			chosen = t.leastLoad()
-		}
+	if _, ok := t.fillPairs(pool, a, now); !ok {
+		return chosen, &NoTargetError{Model: a.Model}
 	}
-	return l.settle(t, g, chosen, now)
+	chosen = abi.PlaceDecision{Prefill: t.row(p, abi.RolePrefill), Decode: t.row(e, abi.RoleDecode)}
+	if chosen.Prefill < 0 || chosen.Decode < 0 || !t.place.Allows(chosen) || !t.claim(chosen.Prefill) || !t.claim(chosen.Decode) {
+		return chosen, &NoTargetError{Model: a.Model}
+	}
+	return chosen, nil
 }
 
 // leastLoad places by the fewest tokens, prefill first. It has an answer for every table
@@ -75,47 +68,47 @@ func (t *table) least(phase abi.Role, other int32, ok func(int32) bool) int32 {
 // there is none, the decision stays: a request that may fail is better than one that fails
 // for certain. The exception is a pair whose circuit is open while prefill has not
 // computed the KV: see anyPair.
-func (l *Local) settle(t *table, g *committed, d abi.PlaceDecision, now time.Time) abi.PlaceDecision {
+func (t *table) settle(g *Placement, d abi.PlaceDecision, now time.Time) abi.PlaceDecision {
 	calm := func(i int32) bool { return !t.place.Candidates[i].Trial }
-	if d.Prefill >= 0 && d.Prefill != t.place.Fixed && (l.stuck(t, d.Prefill, abi.RoleDecode, now) || !t.claim(d.Prefill)) {
+	if d.Prefill >= 0 && d.Prefill != t.place.Fixed && (t.stuck(d.Prefill, abi.RoleDecode, now) || !t.claim(d.Prefill)) {
 		d.Prefill = t.replace(g, ReasonTrial, abi.RolePrefill, d.Prefill, d.Decode, calm)
 	}
-	if d.Prefill >= 0 && l.stuck(t, d.Decode, abi.RolePrefill, now) || !t.claim(d.Decode) {
+	if d.Prefill >= 0 && t.stuck(d.Decode, abi.RolePrefill, now) || !t.claim(d.Decode) {
 		phase := abi.RoleDecode
 		if d.Prefill < 0 {
 			phase = abi.RoleBoth
 		}
 		d.Decode = t.replace(g, ReasonTrial, phase, d.Decode, d.Prefill, calm)
 	}
-	if d.Prefill < 0 || l.claimPair(t, d) {
+	if d.Prefill < 0 || t.registry.AllowPair(t.targets[d.Prefill], t.targets[d.Decode]) {
 		return d
 	}
 	decode := t.replace(g, ReasonPair, abi.RoleDecode, d.Decode, d.Prefill, func(i int32) bool {
-		return calm(i) && !l.blocked(t.targets[d.Prefill], t.targets[i], now)
+		return calm(i) && !t.registry.PairBlocked(t.targets[d.Prefill], t.targets[i], now)
 	})
 	if decode != d.Decode || t.place.Fixed >= 0 {
 		d.Decode = decode
 		return d
 	}
 	if prefill := t.replace(nil, ReasonPair, abi.RolePrefill, d.Prefill, d.Decode, func(i int32) bool {
-		return calm(i) && !l.blocked(t.targets[i], t.targets[d.Decode], now)
+		return calm(i) && !t.registry.PairBlocked(t.targets[i], t.targets[d.Decode], now)
 	}); prefill != d.Prefill {
 		d.Prefill = prefill
 		return d
 	}
-	return l.anyPair(t, calm, now)
+	return t.anyPair(calm, now)
 }
 
 // stuck reports whether the circuit of the engine of row i is half open while all its pairs with
 // rows of the other phase are blocked. A request that took the trial of the engine would use
 // another engine, and the proxy's own trial of the pair could not use this one.
-func (l *Local) stuck(t *table, i int32, other abi.Role, now time.Time) bool {
-	return t.place.Candidates[i].Trial && l.registry.PairsInTrouble() && t.least(other, i, func(j int32) bool {
+func (t *table) stuck(i int32, other abi.Role, now time.Time) bool {
+	return t.place.Candidates[i].Trial && t.registry.PairsInTrouble() && t.least(other, i, func(j int32) bool {
 		p, d := i, j
 		if other == abi.RolePrefill {
 			p, d = j, i
 		}
-		return t.targets[p].Instance != t.targets[d].Instance && !l.blocked(t.targets[p], t.targets[d], now)
+		return t.targets[p].Instance != t.targets[d].Instance && !t.registry.PairBlocked(t.targets[p], t.targets[d], now)
 	}) < 0
 }
 
@@ -123,11 +116,11 @@ func (l *Local) stuck(t *table, i int32, other abi.Role, now time.Time) bool {
 // none, it returns the first such pair whose trial it can take from the proxy. If there is none
 // of these either, it returns the rows -1: prefill would hold blocks that no decode reads and
 // that cannot be freed.
-func (l *Local) anyPair(t *table, calm func(int32) bool, now time.Time) abi.PlaceDecision {
+func (t *table) anyPair(calm func(int32) bool, now time.Time) abi.PlaceDecision {
 	rows := t.place.Candidates
 	for _, ok := range [...]func(p, d engine.Target) bool{
-		func(p, d engine.Target) bool { return !l.blocked(p, d, now) },
-		l.registry.TryPair,
+		func(p, d engine.Target) bool { return !t.registry.PairBlocked(p, d, now) },
+		t.registry.TryPair,
 	} {
 		for i := range rows {
 			for j := range rows {
@@ -147,18 +140,9 @@ func (t *table) claim(i int32) bool {
 	return !t.place.Candidates[i].Trial || t.targets[i].Breaker.Allow()
 }
 
-// claimPair is claim for the pair of d. It returns false for a blocked pair.
-func (l *Local) claimPair(t *table, d abi.PlaceDecision) bool {
-	return !l.registry.PairsInTrouble() || l.registry.AllowPair(t.targets[d.Prefill], t.targets[d.Decode])
-}
-
-func (l *Local) blocked(p, d engine.Target, now time.Time) bool {
-	return l.registry.PairBlocked(p, d, now)
-}
-
 // replace returns the least loaded row for the phase that is ok, and notes the fallback in
 // g. It returns row if there is none.
-func (t *table) replace(g *committed, reason string, phase abi.Role, row, other int32, ok func(int32) bool) int32 {
+func (t *table) replace(g *Placement, reason string, phase abi.Role, row, other int32, ok func(int32) bool) int32 {
 	if g != nil {
 		g.fallback("place", reason)
 	}

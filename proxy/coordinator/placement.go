@@ -2,18 +2,93 @@ package coordinator
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
+
+// Placement is a committed decision. The caller calls Lease.Release exactly once; the
+// other fields stay valid after that.
+type Placement struct {
+	Flow    abi.Flow
+	Prefill engine.Target // zero when aggregated
+	Decode  engine.Target
+	ID      uint64            // the disagg id; 0 when aggregated
+	Policy  string            // the place policy that decided, "native" for the fallback
+	Turn    conversation.Turn // zero if no policy needs conversations
+	// Matched is how many prompt tokens the engine that computes the prompt holds
+	// according to its events; -1: unknown.
+	Matched int64
+	// FirstByte is the plan policy's limit for the time until the client's first byte; 0:
+	// the configured limit holds.
+	FirstByte time.Duration
+	// Fallbacks are the fallbacks of this placement, as labels what/reason.
+	Fallbacks []Fallback
+	Notes     []string // notes of the plan and the place policy, for explain
+	// Facts is the table that the place policy saw, for explain. If another process
+	// decided, only the request, the flow, the rows and Scored are set.
+	Facts   abi.PlaceFacts
+	Targets []engine.Target // row i of Facts.Candidates
+	Lease   *Lease
+
+	table *table
+}
+
+// Recycle returns the memory of Facts.Candidates and Targets to a pool and sets both to
+// nil. It is called at most once, after the last use of them. Without it the garbage
+// collector frees the memory.
+func (p *Placement) Recycle() {
+	if t := p.table; t != nil {
+		t.place.Candidates, t.targets = p.Facts.Candidates, p.Targets
+		clear(t.targets) // so that the pool of tables keeps no instance alive
+		for i := range t.matched {
+			t.matched[i].Chain = Chain{} // do not retain the memory of the request
+		}
+		t.matched = nil
+		t.tables.Put(t)
+	}
+	p.table, p.Facts.Candidates, p.Targets = nil, nil, nil
+}
+
+// Fallback is one counted deviation from the configuration.
+type Fallback struct{ What, Reason string }
+
+// fallback notes that the native rule decided, and why.
+func (p *Placement) fallback(what, reason string) {
+	switch reason {
+	case ReasonAbsent:
+		return
+	case "":
+		reason = ReasonFailed
+	}
+	p.Fallbacks = append(p.Fallbacks, Fallback{What: what, Reason: reason})
+}
+
+// committed is a placement and its lease in one allocation.
+type committed struct {
+	Placement
+	lease Lease
+}
+
+// leases is what the open leases of a Local occupy together. Safe for concurrent use.
+type leases struct {
+	live  disaggid.Live
+	open  atomic.Int64
+	index *kvindex.Index
+}
 
 // Lease holds the resources of a placement: load on its targets, the disagg id, and
 // expected blocks in the index. A worker's lease holds these at the coordinator, and load
 // in the worker. Safe for concurrent use. Only the first call of each method has an
 // effect.
 type Lease struct {
-	local  *Local
+	of     *leases
 	remote remote // nil: the lease exists only in this process
 	id     uint64
 	charge Charge // constant after the placement
@@ -69,38 +144,24 @@ func (l *Lease) Locked(f func(open bool, left Charge)) {
 	f(!l.released, left)
 }
 
-// carry puts the charge on the targets.
+// carry puts the charge on the targets. At most one of them is the zero target.
 func (l *Lease) carry(prefill, decode engine.Target, c Charge, now time.Time) {
 	l.charge, l.since = c, now
-	if c.Queued >= 0 {
-		if l.computer = counter(prefill); l.computer != nil {
-			l.prompt = l.computer.HoldPrefill(c.Prompt, c.Queued)
-		} else if l.computer = counter(decode); l.computer != nil {
-			l.prompt = l.computer.HoldQueued(c.Queued)
-		}
+	switch {
+	case c.Queued < 0:
+	case prefill.Instance != nil:
+		l.computer = &prefill.Load[prefill.Rank]
+		l.prompt = l.computer.HoldPrefill(c.Prompt, c.Queued)
+	case decode.Instance != nil:
+		l.computer = &decode.Load[decode.Rank]
+		l.prompt = l.computer.HoldQueued(c.Queued)
 	}
-	if counter := counter(decode); counter != nil {
-		l.decode = counter.Hold(c.Tokens)
+	if decode.Instance != nil {
+		l.decode = decode.Load[decode.Rank].Hold(c.Tokens)
 	}
 	if l.pinned = prefill.Instance; l.pinned != nil {
 		l.pinned.Pin()
 	}
-}
-
-// unpin releases the prefill instance; l.mu is held.
-func (l *Lease) unpin() {
-	if l.pinned != nil {
-		l.pinned.Unpin()
-		l.pinned = nil
-	}
-}
-
-// counter returns the load of a target; nil for the zero target.
-func counter(t engine.Target) *load.Counter {
-	if t.IsZero() {
-		return nil
-	}
-	return &t.Load[t.Rank]
 }
 
 // WantsOrphanCleanup reports whether the coordinator, in another process, would run a clean-up if this
@@ -159,13 +220,18 @@ func (l *Lease) AnsweredAfter(took time.Duration) {
 	defer l.mu.Unlock()
 	l.done(took)
 	if !l.answered && !l.released {
-		l.times.answered(took)
-	}
-	if !l.answered && !l.released && l.remote != nil {
-		l.remote.Answered(took)
+		if l.times != nil {
+			l.times.answered(took)
+		}
+		if l.remote != nil {
+			l.remote.Answered(took)
+		}
 	}
 	l.answered = true
-	l.unpin()
+	if l.pinned != nil {
+		l.pinned.Unpin()
+		l.pinned = nil
+	}
 }
 
 // done removes the load of the prompt and measures took unless it is 0. It returns false
@@ -175,9 +241,11 @@ func (l *Lease) done(took time.Duration) bool {
 		return false
 	}
 	l.computed = true
-	l.times.computed(l.since, took)
+	if l.times != nil {
+		l.times.computed(l.since, took)
+	}
 	if l.computer != nil && took > 0 {
-		l.computer.Prefill.Measure(l.prompt.Work(), took)
+		l.computer.Prefill.Measure(l.prompt.Work, took)
 	}
 	l.prompt.Drop()
 	return true
@@ -196,39 +264,37 @@ func (l *Lease) Computed(r CacheReport) {
 // Release removes everything that the lease still occupies. Blocks that a leg did not
 // produce are no longer expected.
 func (l *Lease) Release() {
-	if l.release() && l.remote != nil {
-		l.remote.Forget()
-	}
-}
-
-// release is Release without Forget. False: it was called before.
-func (l *Lease) release() bool {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.released {
-		return false
+		l.mu.Unlock()
+		return
 	}
 	l.released = true
-	l.times.drop()
+	if l.times != nil {
+		l.times.drop()
+	}
 	l.prompt.Drop()
 	l.decode.Drop()
-	l.unpin()
+	if l.pinned != nil { // no leg has the KV
+		l.pinned.Unpin()
+		l.pinned = nil
+	}
 	if l.remote != nil {
 		l.remote.Release()
 	}
-	if l.local != nil {
-		l.leave()
+	if l.of != nil {
+		for i, came := range [...]bool{l.computed, l.answered} {
+			if e := &l.expected[i]; e.blocks != nil {
+				e.end(l.of.index, came)
+			}
+		}
+		if l.id != 0 {
+			l.of.live.Drop(l.id)
+		}
+		l.of.open.Add(-1)
 	}
-	return true
-}
-
-// leave removes the lease from its Local; l.mu is held.
-func (l *Lease) leave() {
-	for i, came := range [...]bool{l.computed, l.answered} {
-		l.expected[i].end(l.local.state.Index, came)
+	l.mu.Unlock()
+	if l.remote != nil {
+		l.remote.Forget()
 	}
-	if l.id != 0 {
-		l.local.live.Drop(l.id)
-	}
-	l.local.open.Add(-1)
 }
