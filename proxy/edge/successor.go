@@ -49,7 +49,7 @@ func (s *Server) serveRemaining(ctx context.Context, all, accepting *sync.WaitGr
 			s.tls.finish()
 		}
 		accepting.Wait() // every accepted connection is counted now
-		for _, done := range []<-chan struct{}{s.conns.Idle(), noQUIC} {
+		for _, done := range []<-chan struct{}{s.clients.open.Idle(), noQUIC} {
 			select {
 			case <-done:
 			case <-ctx.Done():
