@@ -22,7 +22,6 @@ import (
 type http3Conns struct {
 	server    *http3.Server // makes the HTTP/3 side of connections
 	headLimit time.Duration
-	linger    time.Duration // from the last request of a draining connection to its end
 
 	grace context.Context // ends at shutdown; later streams are refused
 	drain context.CancelFunc
@@ -34,12 +33,8 @@ type http3Conns struct {
 	handshaking atomic.Int64
 }
 
-// lingerTime is the time for the last answer to arrive, because a close drops the bytes that the
-// client has not acknowledged.
-const lingerTime = 5 * time.Second
-
 func newHTTP3Conns(server *http3.Server, headLimit time.Duration) *http3Conns {
-	h := &http3Conns{server: server, headLimit: headLimit, linger: lingerTime}
+	h := &http3Conns{server: server, headLimit: headLimit}
 	h.open, h.end = context.WithCancel(context.Background())
 	h.grace, h.drain = context.WithCancel(h.open)
 	return h
@@ -73,7 +68,7 @@ func (h *http3Conns) serve(l *quic.Listener) error {
 }
 
 // serveConn serves a connection until it is closed and no request runs. When the drain begins,
-// serveConn refuses new requests, and closes the connection h.linger after the last running one.
+// serveConn refuses new requests, and closes the connection settleTime after its last request.
 func (h *http3Conns) serveConn(c *quic.Conn) {
 	hc, err := h.server.NewRawServerConn(c)
 	if err != nil {
@@ -112,7 +107,7 @@ func (h *http3Conns) serveConn(c *quic.Conn) {
 		requests.Wait()
 		select {
 		case <-c.Context().Done():
-		case <-time.After(h.linger):
+		case <-time.After(time.Until(place.settled())):
 			cancel()
 		}
 	})

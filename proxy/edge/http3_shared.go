@@ -30,7 +30,7 @@ const (
 //  3. All connections serve their running requests. Later requests are refused as not
 //     processed (H3_REQUEST_REJECTED), so that clients send them on a new connection, to
 //     another member.
-//  4. A connection ends lingerTime after its last request, or when its client closes it.
+//  4. A connection ends settleTime after its last request, or when its client closes it.
 type sharedPort struct {
 	conn      *quicshare.Conn
 	transport *quic.Transport

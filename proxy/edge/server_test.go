@@ -45,9 +45,6 @@ func serve(t *testing.T, h http.Handler, change func(*config.Config, *Options)) 
 	if s.Server, err = Listen(&cfg, o); err != nil {
 		t.Fatal(err)
 	}
-	if s.quic != nil {
-		s.quic.conns.linger = 50 * time.Millisecond // on loopback the last answer has arrived by then
-	}
 	s.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.running.Add(1)
 		defer s.running.Add(-1)
