@@ -4,10 +4,14 @@ import (
 	"maps"
 	"slices"
 	"sync"
+
+	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
-// clientConns is the set of the open TCP connections of clients. Safe for concurrent use.
+// clientConns is the set of the open TCP connections of one kind of client. Safe for concurrent use.
 type clientConns struct {
+	open inflight.Group // also of connections that a handler has taken over
+
 	mu     sync.Mutex
 	conns  map[*framingConn]bool // guarded by mu
 	goAway bool                  // new connections get GOAWAY, too; guarded by mu

@@ -1,10 +1,10 @@
 package edge
 
 import (
-	"context"
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/balance"
@@ -48,7 +48,7 @@ type connections struct {
 	refused map[string]uint64               // by reason; guarded by mu
 	evicted uint64                          // closed to make room; guarded by mu
 
-	watch   stallWatch
+	tick    atomic.Int64    // the coarse clock of cutStalled
 	balance *balance.Worker // is notified of each connection; may be nil
 }
 
@@ -57,7 +57,7 @@ func newConnections(limits func() (all, perAddress int)) *connections {
 		limits: limits, from: make(map[netip.Prefix]*clientAddress), tcp: make(map[*tcpConn]struct{}),
 		refused: map[string]uint64{refusedAll: 0, refusedAddress: 0},
 	}
-	c.watch.tick.Store(1)
+	c.tick.Store(1)
 	return c
 }
 
@@ -243,13 +243,22 @@ func (k *connection) done() {
 	}
 }
 
+// settled returns the time at which the last answer of a QUIC connection without a request has
+// arrived.
+func (k *connection) settled() time.Time {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	return k.rested.Add(settleTime)
+}
+
 // list adds k to the idle connections. all.mu is held.
 func (k *connection) list() {
 	if k.idle || k.gone || k.end == nil {
 		return
 	}
 	k.idle = true
-	k.all.idle.push(k)
+	k.address.idle.push(&k.node, k)
+	k.all.idle.rank(k.address, 1)
 }
 
 // unlist removes k from the idle connections. all.mu is held.
@@ -258,7 +267,8 @@ func (k *connection) unlist() {
 		return
 	}
 	k.idle = false
-	k.all.idle.remove(k)
+	k.address.idle.remove(&k.node)
+	k.all.idle.rank(k.address, -1)
 }
 
 // prefixOf returns the network that counts as one client address: one IPv4 address, or the
@@ -280,44 +290,95 @@ func prefixOf(a net.Addr) netip.Prefix {
 	return p
 }
 
-// stallLimits are the longest times that a client can make the proxy wait.
-type stallLimits struct {
-	head  time.Duration // for the head of a request over HTTP/2
-	write time.Duration // in one write to a TCP connection
+// idleConns is the set of the connections that may be closed to make room. Its owner
+// guards it. The zero value is empty.
+type idleConns struct {
+	ranks []chain[clientAddress] // at n: the addresses with n idle connections; at 0: none
+	most  int                    // idle connections of the address with the most
 }
 
-// cutStalled closes the TCP connections whose client exceeds a limit, until ctx ends. A
-// connection closes at most two ticks late. A tick is an eighth of the shorter limit, but
-// at most a second.
-func (c *connections) cutStalled(ctx context.Context, limits stallLimits) {
-	period := min(max(min(limits.head, limits.write)/8, tickLeast), tickMost)
-	ticks := func(limit time.Duration) int64 { return int64((limit+period-1)/period) + 1 }
-	heads, writes := ticks(limits.head), ticks(limits.write)
-	ticker := time.NewTicker(period)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		now := c.watch.tick.Add(1)
-		for _, t := range c.stalled(now-heads, now-writes) {
-			t.abort()
-		}
+// rank moves an address that has one idle connection more or less.
+func (s *idleConns) rank(a *clientAddress, change int) {
+	if a.idling > 0 {
+		s.ranks[a.idling].remove(&a.node)
+	}
+	a.idling += change
+	for len(s.ranks) <= a.idling {
+		s.ranks = append(s.ranks, chain[clientAddress]{})
+	}
+	if a.idling > 0 {
+		s.ranks[a.idling].push(&a.node, a)
+	}
+	s.most = max(s.most, a.idling)
+	for s.most > 0 && s.ranks[s.most].first == nil {
+		s.most--
 	}
 }
 
-// stalled returns the connections that have waited for a head, or in a write, since
-// these ticks or earlier.
-func (c *connections) stalled(head, write int64) (late []*tcpConn) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for t := range c.tcp {
-		h, w := t.head.since.Load(), t.writing.since.Load()
-		if h > 0 && h <= head || w > 0 && w <= write {
-			late = append(late, t)
+// victim returns the connection to close: of the address with the most idle connections,
+// the one that has been idle for the longest time. It returns nil if none may be closed.
+// Of addresses with equally many, the first is the one with this number for the longest
+// time.
+func (s *idleConns) victim() *connection {
+	for n := s.most; n > 0; n-- {
+		for a := s.ranks[n].first; a != nil; a = a.next {
+			if k := a.of.longest(); k != nil {
+				return k
+			}
 		}
 	}
-	return late
+	return nil
+}
+
+// clientAddress counts the connections of one client address.
+type clientAddress struct {
+	open   int
+	idling int                 // idle connections
+	idle   chain[connection]   // the longest idle first
+	node   node[clientAddress] // in the rank of idling
+}
+
+// longest returns the connection that has been idle for the longest time and may be
+// closed, nil if there is none.
+func (a *clientAddress) longest() *connection {
+	for n := a.idle.first; n != nil; n = n.next {
+		if k := n.of; k.over == carriedByTCP || time.Since(k.rested) >= settleTime {
+			return k
+		}
+	}
+	return nil
+}
+
+// chain is a list of nodes that are parts of their elements. The zero value is empty.
+type chain[T any] struct{ first, last *node[T] }
+
+// node is the place of an element in one chain.
+type node[T any] struct {
+	prev, next *node[T]
+	of         *T // the element
+}
+
+// push adds the node of an element at the end.
+func (c *chain[T]) push(n *node[T], of *T) {
+	*n = node[T]{prev: c.last, of: of}
+	if c.last != nil {
+		c.last.next = n
+	} else {
+		c.first = n
+	}
+	c.last = n
+}
+
+func (c *chain[T]) remove(n *node[T]) {
+	if n.prev != nil {
+		n.prev.next = n.next
+	} else {
+		c.first = n.next
+	}
+	if n.next != nil {
+		n.next.prev = n.prev
+	} else {
+		c.last = n.prev
+	}
+	*n = node[T]{}
 }

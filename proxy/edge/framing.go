@@ -2,145 +2,11 @@ package edge
 
 import (
 	"bytes"
-	"crypto/tls"
 	"io"
-	"net"
 	"strconv"
-	"sync/atomic"
 
-	"github.com/pdproxy/pdproxy/proxy/inflight"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
-
-// framingListener refuses requests with ambiguous framing, above all Content-Length
-// together with Transfer-Encoding. Attackers use such requests to smuggle one request
-// inside another. net/http accepts them and hides the length from the handler, so the
-// check stands below net/http and follows the bytes of the connection. In place of the
-// rest of a bad or too large head it gives net/http a malformed line; net/http refuses the
-// line and closes the connection. A connection whose framing cannot be followed ends, too: no
-// byte reaches net/http unchecked. Each refusal that net/http writes by itself becomes an
-// answer with JSON.
-type framingListener struct {
-	net.Listener
-	conns     *clientConns
-	headLimit int // of HTTP/1.1, in bytes; headSlack comes on top
-}
-
-// Accept implements net.Listener.
-func (l framingListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	fc := &framingConn{Conn: c, tcp: tcpOf(c), conns: l.conns, f: framing{limit: l.headLimit}}
-	l.conns.add(fc)
-	return fc, nil
-}
-
-type framingConn struct {
-	net.Conn
-	tcp      *tcpConn // below Conn; may be nil
-	conns    *clientConns
-	f        framing                        // only Read uses it, and net/http has one reader at a time
-	tlsState *tls.ConnectionState           // nil without TLS
-	handled  atomic.Bool                    // a handler of HTTP/1.1 has the present request; before, net/http writes only refusals
-	refused  bool                           // a refusal has been sent; only the goroutine of net/http uses it
-	http2    atomic.Bool                    // the preface of HTTP/2 has been read
-	taken    atomic.Pointer[inflight.Group] // counts the connection, because a handler has taken it over; else nil
-	heads    headWatch                      // of HTTP/2; only Read uses it
-	away     goAway                         // of HTTP/2
-}
-
-// Write implements net.Conn.
-func (c *framingConn) Write(p []byte) (int, error) {
-	if c.http2.Load() {
-		return c.away.write(c.Conn, p)
-	}
-	switch {
-	case c.handled.Load():
-	case c.refused:
-		return len(p), nil
-	default:
-		e := ownRefusal(p)
-		if e == nil {
-			break
-		}
-		if c.f.refusal != nil { // framing made net/http refuse the head
-			e = c.f.refusal
-		}
-		if err := c.refuse(e); err != nil {
-			return 0, err
-		}
-		return len(p), nil
-	}
-	return c.Conn.Write(p)
-}
-
-// Close implements net.Conn.
-func (c *framingConn) Close() error {
-	c.conns.remove(c)
-	err := c.Conn.Close()
-	if g := c.taken.Swap(nil); g != nil {
-		g.Done()
-	}
-	return err
-}
-
-// takenOver records that a handler has taken over the connection for another protocol, so
-// that every byte passes. The connection stays counted in g until Close. No Read runs.
-func (c *framingConn) takenOver(g *inflight.Group) {
-	if c.f.state != framingEnd { // after a refusal no byte passes
-		c.f.state = framingRaw
-	}
-	c.taken.Store(g)
-}
-
-// Read implements net.Conn.
-func (c *framingConn) Read(p []byte) (int, error) {
-	if c.f.state == framingEnd {
-		return c.f.readRefusal(p)
-	}
-	n, err := c.Conn.Read(p)
-	if c.f.state == framingRaw {
-		return n, err
-	}
-	if c.f.state == framingOff {
-		c.watchHead(p[:n])
-		return n, err
-	}
-	begun := c.f.preface
-	pass := c.f.follow(p[:n])
-	if c.f.state == framingOff {
-		c.http2.Store(true)
-		c.watchHead(p[len(http2Preface)-begun : n])
-	}
-	if pass < n {
-		err = nil // the next Read returns the malformed line
-	}
-	return pass, err
-}
-
-// watchHead records the begins and ends of request heads among the frames in p.
-func (c *framingConn) watchHead(p []byte) {
-	was, parts := c.heads.inside(), c.heads.parts
-	c.heads.follow(p)
-	switch inside := c.heads.inside(); {
-	case c.tcp == nil:
-	case !inside && was:
-		c.tcp.head.end()
-	case inside && (!was || c.heads.parts != parts):
-		c.tcp.head.begin(&c.tcp.all.watch)
-	}
-}
-
-// CloseWrite lets net/http send FIN before it closes a connection with unread input, so
-// that the client can read the answer.
-func (c *framingConn) CloseWrite() error {
-	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return w.CloseWrite()
-	}
-	return nil
-}
 
 // framing follows the requests of one HTTP/1.1 connection: heads line by line, bodies by
 // their length. Where net/http is lenient, framing reads the bytes as net/http does, or
@@ -178,8 +44,8 @@ const (
 )
 
 var (
-	contentLength    = []byte("content-length:")
-	transferEncoding = []byte("transfer-encoding:")
+	contentLength    = []byte("content-length")
+	transferEncoding = []byte("transfer-encoding")
 	http11           = []byte("HTTP/1.1")
 )
 
@@ -194,7 +60,9 @@ const (
 // follow reads p and returns how many of its bytes may pass. If fewer than len(p) may pass
 // the state is framingEnd.
 func (f *framing) follow(p []byte) int {
-	f.matchPreface(p)
+	if f.preface >= 0 && f.preface < len(http2Preface) {
+		f.matchPreface(p)
+	}
 	for i := 0; i < len(p); {
 		switch f.state {
 		case framingOff, framingRaw:
@@ -205,8 +73,12 @@ func (f *framing) follow(p []byte) int {
 			step := min(f.skip, int64(len(p)-i))
 			f.skip -= step
 			i += int(step)
-			if f.skip == 0 {
-				f.bodyDone()
+			switch {
+			case f.skip > 0:
+			case f.state == framingBody:
+				f.begin()
+			default:
+				f.state = framingChunk
 			}
 		default:
 			i = f.readLine(p, i)
@@ -218,9 +90,6 @@ func (f *framing) follow(p []byte) int {
 // matchPreface compares the first bytes of the connection with the preface. Until the
 // preface is complete, framing follows the connection as HTTP/1.1.
 func (f *framing) matchPreface(p []byte) {
-	if f.preface < 0 || f.preface == len(http2Preface) {
-		return
-	}
 	n := min(len(p), len(http2Preface)-f.preface)
 	if string(p[:n]) != http2Preface[f.preface:f.preface+n] {
 		f.preface = -1
@@ -234,14 +103,6 @@ func (f *framing) matchPreface(p []byte) {
 // begin resets f for the next request.
 func (f *framing) begin() { *f = framing{preface: f.preface, limit: f.limit} }
 
-func (f *framing) bodyDone() {
-	if f.state == framingBody {
-		f.begin()
-	} else {
-		f.state = framingChunk
-	}
-}
-
 // readLine reads the rest of a line from p[i:] and handles the end of the line. It returns
 // the index at which the next line begins.
 func (f *framing) readLine(p []byte, i int) int {
@@ -253,7 +114,12 @@ func (f *framing) readLine(p []byte, i int) int {
 	if f.n < len(f.line) {
 		copy(f.line[f.n:], part)
 	}
-	f.keepTail(part)
+	if n := len(f.tail) - len(part); n > 0 { // a line may come in pieces
+		copy(f.tail[:n], f.tail[len(part):])
+		copy(f.tail[n:], part)
+	} else {
+		copy(f.tail[:], part[-n:])
+	}
 	f.n += len(part)
 	if f.state == framingHead && f.limit > 0 {
 		if f.size += len(part) + 1; f.size > f.limit+headSlack {
@@ -272,76 +138,27 @@ func (f *framing) readLine(p []byte, i int) int {
 	return i + end + 1
 }
 
-// keepTail keeps the last bytes of a line that may come in pieces.
-func (f *framing) keepTail(part []byte) {
-	if n := len(f.tail) - len(part); n > 0 {
-		copy(f.tail[:n], f.tail[len(part):])
-		copy(f.tail[n:], part)
-		return
-	}
-	copy(f.tail[:], part[len(part)-len(f.tail):])
-}
-
 // endLine handles one line. If whole is false, line is only the beginning of the line. If
 // crlf is false, a bare LF ends the line. After such a line of a trailer no byte passes: a
 // server in front of the proxy may take the next request for a part of the trailer.
 func (f *framing) endLine(line []byte, whole, crlf bool) {
-	switch f.state {
-	case framingChunk:
+	switch {
+	case f.state == framingChunk:
 		f.chunk(line, whole)
-	case framingTrailer:
-		switch {
-		case !crlf:
-			f.state = framingEnd
-		case len(line) == 0:
+	case f.state == framingTrailer && !crlf:
+		f.state = framingEnd
+	case f.state == framingTrailer:
+		if len(line) == 0 {
 			f.begin()
 		}
-	case framingHead:
-		switch {
-		case !f.inHead:
-			f.requestLine(line)
-		case len(line) == 0:
-			f.endHead()
-		case !f.field(line, whole):
+	case !f.inHead: // empty lines before the request line do not count, as in net/http
+		if f.inHead = len(bytes.TrimRight(line, "\r")) > 0; f.inHead {
+			f.http11 = bytes.HasSuffix(bytes.TrimSuffix(f.tail[:], []byte("\r")), http11)
+		}
+	case len(line) > 0:
+		if !f.field(line, whole) {
 			f.refuse(errFraming)
 		}
-	}
-}
-
-// requestLine handles the first line of a head. Empty lines before it do not count, as in
-// net/http.
-func (f *framing) requestLine(line []byte) {
-	if len(bytes.TrimRight(line, "\r")) == 0 {
-		return
-	}
-	f.inHead = true
-	f.http11 = bytes.HasSuffix(bytes.TrimSuffix(f.tail[:], []byte("\r")), http11)
-}
-
-// field handles one header line. It returns false if the request must not pass.
-func (f *framing) field(line []byte, whole bool) bool {
-	framed := f.framed
-	f.framed = false
-	switch {
-	case line[0] == ' ' || line[0] == '\t':
-		return !framed // net/http would append it to the line before
-	case hasPrefixFold(line, contentLength):
-		n, ok := parseLength(line[len(contentLength):])
-		if !ok || !whole || f.sized && n != f.length {
-			return false
-		}
-		f.sized, f.framed, f.length = true, true, n
-	case hasPrefixFold(line, transferEncoding):
-		f.chunked, f.framed = true, true
-		if !f.http11 {
-			return false // net/http would ignore the line (RFC 9112 6.1: faulty framing)
-		}
-	}
-	return !f.chunked || !f.sized
-}
-
-func (f *framing) endHead() {
-	switch {
 	case f.chunked:
 		f.state = framingChunk
 	case f.length > 0:
@@ -349,6 +166,30 @@ func (f *framing) endHead() {
 	default:
 		f.begin()
 	}
+}
+
+// field handles one header line. It returns false if the request must not pass.
+func (f *framing) field(line []byte, whole bool) bool {
+	framed := f.framed
+	f.framed = false
+	name, value, _ := bytes.Cut(line, []byte(":"))
+	switch {
+	case line[0] == ' ' || line[0] == '\t':
+		return !framed // net/http would append it to the line before
+	case len(name) == len(line): // net/http refuses a line without a colon
+	case bytes.EqualFold(name, contentLength):
+		n, err := strconv.ParseUint(string(bytes.Trim(value, " \t")), 10, 63)
+		if err != nil || !whole || f.sized && int64(n) != f.length {
+			return false
+		}
+		f.sized, f.framed, f.length = true, true, int64(n)
+	case bytes.EqualFold(name, transferEncoding):
+		f.chunked, f.framed = true, true
+		if !f.http11 {
+			return false // net/http would ignore the line (RFC 9112 6.1: faulty framing)
+		}
+	}
+	return !f.chunked || !f.sized
 }
 
 // chunk handles a chunk-size line: hex digits and an optional extension. After a line that
@@ -382,14 +223,4 @@ func (f *framing) readRefusal(p []byte) (int, error) {
 	n := copy(p, f.refusing)
 	f.refusing = f.refusing[n:]
 	return n, nil
-}
-
-// parseLength parses the value of a Content-Length line, which must be digits only.
-func parseLength(v []byte) (int64, bool) {
-	n, err := strconv.ParseUint(string(bytes.Trim(v, " \t")), 10, 63)
-	return int64(n), err == nil
-}
-
-func hasPrefixFold(b, prefix []byte) bool {
-	return len(b) >= len(prefix) && bytes.EqualFold(b[:len(prefix)], prefix)
 }

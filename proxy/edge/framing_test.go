@@ -102,7 +102,7 @@ func (c *pieces) Read(p []byte) (int, error) {
 // read of the guard ends at the next cut.
 func readFramed(t *testing.T, all string, room int, cuts ...int) string {
 	t.Helper()
-	c := &framingConn{Conn: &pieces{left: split(all, cuts...)}, conns: new(clientConns)}
+	c := &framingConn{Conn: &pieces{left: split(all, cuts...)}, tcp: &tcpConn{connection: &connection{all: newConnections(nil)}}, conns: new(clientConns)}
 	var got bytes.Buffer
 	buf := make([]byte, room)
 	for {
@@ -189,7 +189,8 @@ func serveStream(all string, guard bool, cuts ...int) (got []handled, sent strin
 	}
 	var l net.Listener = &oneConn{conn: conn, done: make(chan struct{})}
 	if guard {
-		l = framingListener{l, new(clientConns), 64 << 10}
+		room := newConnections(func() (all, perAddress int) { return 1, 0 })
+		l = framingListener{tcpListener{l, room, true}, new(clientConns), 64 << 10}
 		h := srv.Handler
 		srv.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as tcpHandler, but the end of the script breaks no request
 			r.Context().Value(connKey{}).(*framingConn).handled.Store(r.ProtoMajor < 2)
@@ -197,7 +198,7 @@ func serveStream(all string, guard bool, cuts ...int) (got []handled, sent strin
 		})
 		srv.ConnContext = connContext
 		srv.ConnState = func(c net.Conn, s http.ConnState) {
-			placeState(c, s)
+			connState(c, s)
 			if s == http.StateClosed {
 				close(closed)
 			}

@@ -145,7 +145,7 @@ func (s *Server) shutdownAll(ctx context.Context) error {
 		return err
 	}
 	select {
-	case <-s.conns.Idle(): // connections that handlers have taken over are left
+	case <-s.clients.open.Idle(): // connections that handlers have taken over are left
 	case <-ctx.Done():
 		return ctx.Err()
 	}

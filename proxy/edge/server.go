@@ -18,7 +18,6 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
-	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
 // Server is the open sockets of a process: public TCP, public QUIC, admin. It is a
@@ -38,12 +37,11 @@ type Server struct {
 	base      context.Context // parent of every public request
 	cancel    context.CancelCauseFunc
 	stopping  atomic.Bool
-	stopped   chan struct{}  // closed by StopAccepting
-	leaving   chan struct{}  // closed when clients must open new connections
-	left      sync.Once      // closes leaving
-	unwatch   chan struct{}  // see Unwatch
-	unwatched sync.Once      // closes unwatch
-	conns     inflight.Group // of clients, over TCP
+	stopped   chan struct{} // closed by StopAccepting
+	leaving   chan struct{} // closed when clients must open new connections
+	left      sync.Once     // closes leaving
+	unwatch   chan struct{} // see Unwatch
+	unwatched sync.Once     // closes unwatch
 	clients   clientConns
 	notifying sync.WaitGroup // clients that get GOAWAY for a successor
 
@@ -132,11 +130,8 @@ func (s *Server) prepare(public, admin http.Handler) {
 	}
 	for _, srv := range s.servers {
 		srv.BaseContext = func(net.Listener) context.Context { return s.base }
-		srv.ConnState = s.connState
 	}
-	operators := s.addServer(admin, nil)
-	operators.ConnState = placeState
-	operators.RegisterOnShutdown(s.endWatches)
+	s.addServer(admin, nil).RegisterOnShutdown(s.endWatches)
 }
 
 // Unwatch returns a channel that is closed when answers without an end at the admin address
@@ -162,38 +157,11 @@ func (s *Server) addServer(h http.Handler, p *http.Protocols) *http.Server {
 			MaxReadFrameSize:              16 << 10, // net/http allocates a whole frame when its head has come
 		},
 		ConnContext: connContext,
+		ConnState:   connState,
 		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	s.servers = append(s.servers, srv)
 	return srv
-}
-
-// connState follows the connections of clients over TCP.
-func (s *Server) connState(c net.Conn, state http.ConnState) {
-	switch state {
-	case http.StateNew:
-		s.conns.Add()
-	case http.StateClosed:
-		s.conns.Done()
-	case http.StateHijacked:
-		c.(*framingConn).takenOver(&s.conns) // all connections are of this type
-	}
-	placeState(c, state)
-}
-
-// placeState is the http.Server.ConnState of connections that are counted.
-func placeState(c net.Conn, state http.ConnState) {
-	fc := c.(*framingConn) // all connections are of this type
-	if state == http.StateIdle {
-		fc.handled.Store(false)
-	}
-	switch {
-	case fc.tcp == nil:
-	case state == http.StateActive:
-		fc.tcp.busy()
-	case state == http.StateIdle:
-		fc.tcp.rest()
-	}
 }
 
 // Addr is the public TCP address, nil without one.

@@ -13,10 +13,11 @@ var errSuccessor = errors.New("a successor serves")
 // StopAccepting leaves the sockets to a successor that also has them. When it returns,
 // this server accepts no new connection. It serves its open connections until their
 // clients close them or Limits.Remaining has passed. The server asks clients to open a new
-// connection: over HTTP/2 and HTTP/3 by GOAWAY at once, over HTTP/1.1 by Connection: close
-// with the next answer, over a WebSocket by a close frame when no response runs.
+// connection: over HTTP/2 by GOAWAY at once, over HTTP/1.1 by Connection: close with the next
+// answer, over HTTP/3 by a refusal of the next request, over a WebSocket by a close frame when no
+// response runs.
 //
-// The server does not close an idle connection at once, because its client may just be
+// Over TCP the server does not close an idle connection at once, because its client may just be
 // writing a request that it could not safely send again. An idle connection ends after
 // server.idle_timeout, as always.
 func (s *Server) StopAccepting() {
@@ -48,7 +49,7 @@ func (s *Server) serveRemaining(ctx context.Context, all, accepting *sync.WaitGr
 			s.tls.finish()
 		}
 		accepting.Wait() // every accepted connection is counted now
-		for _, done := range []<-chan struct{}{s.conns.Idle(), noQUIC} {
+		for _, done := range []<-chan struct{}{s.clients.open.Idle(), noQUIC} {
 			select {
 			case <-done:
 			case <-ctx.Done():

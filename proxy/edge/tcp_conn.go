@@ -1,9 +1,11 @@
 package edge
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"net"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -73,15 +75,16 @@ func (c *connections) adopt(nc net.Conn) *tcpConn {
 type tcpConn struct {
 	net.Conn
 	*connection
-	writing waiting // a write
-	head    waiting // a request head of HTTP/2
+	// The tick at which the connection began to wait for the client; 0: it does not wait.
+	writing atomic.Int64 // in a write
+	head    atomic.Int64 // for the rest of a request head of HTTP/2
 }
 
 // Write implements net.Conn. One write runs at a time.
 func (t *tcpConn) Write(p []byte) (int, error) {
-	t.writing.begin(&t.all.watch)
+	t.writing.Store(t.all.tick.Load())
 	n, err := t.Conn.Write(p)
-	t.writing.end()
+	t.writing.Store(0)
 	return n, err
 }
 
@@ -117,11 +120,59 @@ func (t *tcpConn) CloseWrite() error {
 	return nil
 }
 
-// tcpOf returns the tcpConn below c, nil without one.
+// tcpOf returns the tcpConn below c, which tcpListener has made.
 func tcpOf(c net.Conn) *tcpConn {
 	if tc, ok := c.(*tls.Conn); ok {
 		c = tc.NetConn()
 	}
-	t, _ := c.(*tcpConn)
-	return t
+	return c.(*tcpConn)
+}
+
+// stallLimits are the longest times that a client can make the proxy wait.
+type stallLimits struct {
+	head  time.Duration // for the head of a request over HTTP/2
+	write time.Duration // in one write to a TCP connection
+}
+
+// Bounds of the time between two ticks.
+const (
+	tickLeast = 5 * time.Millisecond
+	tickMost  = time.Second
+)
+
+// cutStalled closes the TCP connections whose client exceeds a limit, until ctx ends. A
+// connection notes the tick at which a wait began, so a read or a write costs two stores and no
+// timer. A connection closes at most two ticks late. A tick is an eighth of the shorter limit, but
+// at most a second.
+func (c *connections) cutStalled(ctx context.Context, limits stallLimits) {
+	period := min(max(min(limits.head, limits.write)/8, tickLeast), tickMost)
+	ticks := func(limit time.Duration) int64 { return int64((limit+period-1)/period) + 1 }
+	heads, writes := ticks(limits.head), ticks(limits.write)
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		now := c.tick.Add(1)
+		for _, t := range c.stalled(now-heads, now-writes) {
+			t.abort()
+		}
+	}
+}
+
+// stalled returns the connections that have waited for a head, or in a write, since
+// these ticks or earlier.
+func (c *connections) stalled(head, write int64) (late []*tcpConn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for t := range c.tcp {
+		h, w := t.head.Load(), t.writing.Load()
+		if h > 0 && h <= head || w > 0 && w <= write {
+			late = append(late, t)
+		}
+	}
+	return late
 }

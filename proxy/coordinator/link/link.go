@@ -224,12 +224,6 @@ func (c *Conn) fail(reason error) {
 	}
 }
 
-// Send sends a message. A message that is not urgent may wait up to Linger for other
-// frames. The error is ErrSize or the reason why the connection has ended.
-func (c *Conn) Send(kind uint8, payload []byte, urgent bool) error {
-	return c.put(message, kind, 0, payload, urgent)
-}
-
 // Answer answers a call of the peer. A caller outside the handler must then call Flush.
 func (c *Conn) Answer(number uint32, payload []byte) error {
 	return c.put(answer, 0, number, payload, false)
