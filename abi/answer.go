@@ -16,7 +16,7 @@ func (a PlanAnswer) Pack() uint64 {
 func UnpackPlan(v uint64) (a PlanAnswer, ok bool) {
 	a = PlanAnswer{Decision: PlanDecision(v), Status: uint16(v >> 16), LimitMillis: uint32(v >> 32)}
 	switch {
-	case a.Decision > PlanHold, a.Pack() != v:
+	case a.Decision > PlanHold, v>>8&0xff != 0:
 	case a.Status == 0, a.Decision == PlanReject && a.Status >= 400 && a.Status <= 599:
 		return a, true
 	}
@@ -67,7 +67,10 @@ func ReadScores(frame []byte, h *Header, f *PlaceFacts) {
 		return
 	}
 	f.Scored = true
-	at := HeaderSize + placeFactsSize(h) + rowScore // the rows begin after the facts
+	at := HeaderSize + placeSize + rowScore // the rows begin after the facts
+	if h.Extended {
+		at += moreSize + h.added()
+	}
 	for i := range f.Candidates {
 		score := math.Float32frombits(get32(frame, at+i*RowSize))
 		if score-score != 0 { // infinite, or not a number

@@ -1,5 +1,7 @@
 package abi
 
+import "math"
+
 // DecodeHeader reads the header of a frame into h and returns the frame's hook.
 // ok is false when b does not begin with a whole frame of version 1 or 2.
 func DecodeHeader(b []byte, h *Header) (hook Hook, ok bool) {
@@ -309,3 +311,5 @@ func decodeRow(row []byte) Candidate {
 		Adapter:        AdapterState(row[rowAdapter]),
 	}
 }
+
+func getFloat(b []byte, at int) float32 { return math.Float32frombits(get32(b, at)) }

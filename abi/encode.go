@@ -1,11 +1,72 @@
 package abi
 
+import (
+	"math"
+	"unsafe"
+)
+
+// FrameSize returns the size of the facts' frame in bytes, so that a caller can
+// fit it into a guest's scratch buffer. l is the layout of the frame's Header.
+func (f *PlanFacts) FrameSize(l *Layout) int {
+	return HeaderSize + planSize + f.Request.frameSize(l)
+}
+
+// FrameSize returns the size of the facts' frame.
+func (f *PlaceFacts) FrameSize(l *Layout) int {
+	size := HeaderSize + placeSize + len(f.Candidates)*RowSize + len(f.Pairs)*pairSize + f.Request.frameSize(l)
+	if l.Extended {
+		size += moreSize + len(f.Details)*DetailSize + len(f.Predictions)*PredictionSize
+	}
+	return size
+}
+
+// MintFrameSize is the size of a mint frame, the same in both versions.
+const MintFrameSize = HeaderSize + mintSize
+
+// FrameSize returns the size of the facts' frame.
+func (f *LegFacts) FrameSize(l *Layout) int {
+	return HeaderSize + legSize + len(f.Engine) + len(f.Reason) + f.Request.frameSize(l)
+}
+
+// FrameSize returns the size of the facts' frame.
+func (f *FinishFacts) FrameSize(l *Layout) int {
+	return HeaderSize + finSize + len(f.Reason) + f.Request.frameSize(l)
+}
+
+// frameSize returns the size of the request's texts, and of all that version 2 added for the
+// request.
+func (f *RequestFacts) frameSize(l *Layout) int {
+	size := len(f.Model) + len(f.Conversation) + len(f.Prompt)
+	if l.Extended {
+		size += l.added()
+		if l.Traits {
+			size += len(f.Adapter)
+		}
+		if l.Headers != nil {
+			size += f.headerBytes(l.Headers)
+		}
+	}
+	return size
+}
+
+// added returns the size of the request's facts that version 2 added. Version 1 has none of them.
+func (l *Layout) added() int {
+	size := identitySize
+	if l.Traits || l.Headers != nil {
+		size += traitsSize
+	}
+	if l.Headers != nil {
+		size += headersSize
+	}
+	return size
+}
+
 // AppendPlan appends a frame of the plan hook to dst and returns the extended
 // slice. This and the other Append functions allocate only when dst is too
 // small; dst may be the guest's memory itself. The frame must begin at an
 // address that is a multiple of 8.
 func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
-	w := begin(dst, HookPlan, h, planSize+h.added(), f.FrameSize(&h.Layout))
+	w := begin(dst, HookPlan, h, planSize, f.FrameSize(&h.Layout))
 	if h.Headers != nil {
 		w.headers(planSize+identitySize+traitsSize, h.Headers, &f.Request)
 	}
@@ -30,14 +91,13 @@ func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
 // AppendPlace appends a frame of the place hook. The sequence and the random
 // number come from the facts, not from the header.
 func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
-	size := placeFactsSize(h)
-	w := begin(dst, HookPlace, h, size, f.FrameSize(&h.Layout))
+	w := begin(dst, HookPlace, h, placeSize, f.FrameSize(&h.Layout))
 	put64(w.frame, offSequence, f.Sequence)
 	put64(w.frame, offRandom, f.Random)
 	put32(w.facts, placeFlow, uint32(f.Flow))
 	put32(w.facts, placeFixed, uint32(f.Fixed))
 	w.section(placeRows, len(f.Candidates), RowSize)
-	w.dst = appendRows(w.dst, f.Candidates)
+	w.dst = AppendRows(w.dst, f.Candidates)
 	w.section(placePairs, len(f.Pairs), pairSize)
 	for i := range f.Pairs {
 		w.pair(&f.Pairs[i])
@@ -61,18 +121,9 @@ func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
 	return w.dst
 }
 
-// placeFactsSize returns the size of the facts of a place frame.
-func placeFactsSize(h *Header) int {
-	size := placeSize + h.added()
-	if h.Extended {
-		size += moreSize
-	}
-	return size
-}
-
 // AppendMint appends a frame of the mint hook.
 func AppendMint(dst []byte, h *Header, f *MintFacts) []byte {
-	w := begin(dst, HookMint, h, mintSize, f.FrameSize(&h.Layout))
+	w := begin(dst, HookMint, h, mintSize, MintFrameSize)
 	put64(w.facts, mintUnixMilli, uint64(f.UnixMilli))
 	put32(w.facts, mintCounter, uint32(f.Counter))
 	w.facts[mintNode] = f.Node
@@ -82,7 +133,7 @@ func AppendMint(dst []byte, h *Header, f *MintFacts) []byte {
 
 // AppendLeg appends a frame of the leg hook.
 func AppendLeg(dst []byte, h *Header, f *LegFacts) []byte {
-	w := begin(dst, HookLeg, h, legSize+h.added(), f.FrameSize(&h.Layout))
+	w := begin(dst, HookLeg, h, legSize, f.FrameSize(&h.Layout))
 	if h.Headers != nil {
 		w.headers(legSize+identitySize+traitsSize, h.Headers, &f.Request)
 	}
@@ -109,7 +160,7 @@ func AppendLeg(dst []byte, h *Header, f *LegFacts) []byte {
 
 // AppendFinish appends a frame of the finish hook.
 func AppendFinish(dst []byte, h *Header, f *FinishFacts) []byte {
-	w := begin(dst, HookFinish, h, finSize+h.added(), f.FrameSize(&h.Layout))
+	w := begin(dst, HookFinish, h, finSize, f.FrameSize(&h.Layout))
 	if h.Headers != nil {
 		w.headers(finSize+identitySize+traitsSize, h.Headers, &f.Request)
 	}
@@ -144,8 +195,20 @@ type writer struct {
 	base              int // where the frame begins in dst
 }
 
-// begin makes room for total bytes and writes the header.
+// begin makes room for total bytes and writes the header. facts is the size of the facts in
+// version 1.
 func begin(dst []byte, hook Hook, h *Header, facts, total int) writer {
+	version := uint64(1)
+	if h.Extended {
+		version = 2
+		switch hook {
+		case HookMint:
+		case HookPlace:
+			facts += moreSize + h.added()
+		default:
+			facts += h.added()
+		}
+	}
 	base := len(dst)
 	if cap(dst)-base < total {
 		grown := make([]byte, base, base+total)
@@ -155,12 +218,7 @@ func begin(dst []byte, hook Hook, h *Header, facts, total int) writer {
 	dst = dst[:base+HeaderSize+facts]
 	frame := dst[base:]
 	clear(frame)
-	put32(frame, offMagic, Magic)
-	put16(frame, offVersion, 1)
-	if h.Extended {
-		put16(frame, offVersion, 2)
-	}
-	put16(frame, offHook, uint16(hook))
+	put64(frame, offMagic, Magic|version<<32|uint64(hook)<<48) // also offVersion and offHook
 	put32(frame, offHeader, HeaderSize)
 	put32(frame, offTotal, uint32(total))
 	put32(frame, offPolicy, h.Policy)
@@ -230,6 +288,17 @@ func (w *writer) pair(p *Pair) {
 	putFloat(row, pairTransfer, p.TransferMicros)
 }
 
+// AppendRows appends rows in the layout of a frame, RowSize bytes each.
+func AppendRows(dst []byte, rows []Candidate) []byte {
+	if !littleEndian {
+		return appendFields(dst, rows)
+	}
+	if len(rows) == 0 {
+		return dst
+	}
+	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(&rows[0])), len(rows)*RowSize)...)
+}
+
 // appendFields appends the rows field by field.
 func appendFields(dst []byte, rows []Candidate) []byte {
 	for i := range rows {
@@ -268,3 +337,5 @@ func bit(b bool) byte {
 	}
 	return 0
 }
+
+func putFloat(b []byte, at int, v float32) { put32(b, at, math.Float32bits(v)) }

@@ -63,21 +63,22 @@ func TestFramesKeepTheFacts(t *testing.T) {
 	var finish FinishFacts
 	for _, tt := range []struct {
 		hook   Hook
-		facts  interface{ FrameSize(*Layout) int }
+		facts  any
+		size   int
 		append func([]byte) []byte
 		decode func([]byte) bool
 		got    any
 	}{
-		{HookPlan, plan, func(b []byte) []byte { return AppendPlan(b, &header, plan) }, func(b []byte) bool { return DecodePlan(b, &planned) }, &planned},
-		{HookPlace, place, func(b []byte) []byte { return AppendPlace(b, &header, place) }, func(b []byte) bool { return DecodePlace(b, &placed, &spare) }, &placed},
-		{HookMint, mint, func(b []byte) []byte { return AppendMint(b, &header, mint) }, func(b []byte) bool { return DecodeMint(b, &minted) }, &minted},
-		{HookLeg, legFacts(), func(b []byte) []byte { return AppendLeg(b, &header, legFacts()) }, func(b []byte) bool { return DecodeLeg(b, &leg) }, &leg},
-		{HookFinish, finishFacts(), func(b []byte) []byte { return AppendFinish(b, &header, finishFacts()) }, func(b []byte) bool { return DecodeFinish(b, &finish) }, &finish},
+		{HookPlan, plan, plan.FrameSize(&Layout{}), func(b []byte) []byte { return AppendPlan(b, &header, plan) }, func(b []byte) bool { return DecodePlan(b, &planned) }, &planned},
+		{HookPlace, place, place.FrameSize(&Layout{}), func(b []byte) []byte { return AppendPlace(b, &header, place) }, func(b []byte) bool { return DecodePlace(b, &placed, &spare) }, &placed},
+		{HookMint, mint, MintFrameSize, func(b []byte) []byte { return AppendMint(b, &header, mint) }, func(b []byte) bool { return DecodeMint(b, &minted) }, &minted},
+		{HookLeg, legFacts(), legFacts().FrameSize(&Layout{}), func(b []byte) []byte { return AppendLeg(b, &header, legFacts()) }, func(b []byte) bool { return DecodeLeg(b, &leg) }, &leg},
+		{HookFinish, finishFacts(), finishFacts().FrameSize(&Layout{}), func(b []byte) []byte { return AppendFinish(b, &header, finishFacts()) }, func(b []byte) bool { return DecodeFinish(b, &finish) }, &finish},
 	} {
 		t.Run(tt.hook.String(), func(t *testing.T) {
 			frame := tt.append(nil)
-			if len(frame) != tt.facts.FrameSize(&Layout{}) {
-				t.Errorf("frame of %d bytes, FrameSize = %d", len(frame), tt.facts.FrameSize(&Layout{}))
+			if len(frame) != tt.size {
+				t.Errorf("frame of %d bytes, FrameSize = %d", len(frame), tt.size)
 			}
 			dirty := bytes.Repeat([]byte{0xff}, 4096)
 			if behind := tt.append(dirty[:8]); !bytes.Equal(behind[8:], frame) || &behind[0] != &dirty[0] {
@@ -95,7 +96,7 @@ func TestFramesKeepTheFacts(t *testing.T) {
 			if !tt.decode(frame) {
 				t.Fatal("the frame is refused")
 			}
-			if !reflect.DeepEqual(tt.got, any(tt.facts)) {
+			if !reflect.DeepEqual(tt.got, tt.facts) {
 				t.Errorf("got  %+v\nwant %+v", tt.got, tt.facts)
 			}
 			if n := testing.AllocsPerRun(10, func() { tt.append(dirty[:0]); tt.decode(frame) }); n > 1 { // Leg and Finish allocate their facts
@@ -109,7 +110,7 @@ func TestFramesKeepTheFacts(t *testing.T) {
 // bytes; a view and a copy give the same rows.
 func TestRowsAreRows(t *testing.T) {
 	f := placeFacts(9)
-	if !bytes.Equal(appendFields(nil, f.Candidates), appendRows(nil, f.Candidates)) {
+	if !bytes.Equal(appendFields(nil, f.Candidates), AppendRows(nil, f.Candidates)) {
 		t.Error("fields and rows differ")
 	}
 	wide := AppendPlace(nil, &header, &PlaceFacts{Fixed: -1})

@@ -2,8 +2,7 @@ package abi
 
 import "unsafe"
 
-// Only this file uses the memory of a Go value as a frame. A row of the place
-// frame has the layout that Go gives to Candidate on every 64-bit little-endian
+// A row of the place frame has the layout that Go gives to Candidate on every 64-bit little-endian
 // machine and on wasm. So the host copies a table in one move, and a Go guest
 // reads the rows where the host wrote them. Hosts of the other byte order, and
 // guests that get rows of another stride, copy field by field.
@@ -42,20 +41,6 @@ var littleEndian = func() bool {
 	one := uint16(1)
 	return *(*byte)(unsafe.Pointer(&one)) == 1
 }()
-
-// appendRows appends the rows in the frame's layout.
-func appendRows(dst []byte, rows []Candidate) []byte {
-	if !littleEndian {
-		return appendFields(dst, rows)
-	}
-	if len(rows) == 0 {
-		return dst
-	}
-	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(&rows[0])), len(rows)*RowSize)...)
-}
-
-// AppendRows appends rows in the layout of a frame, RowSize bytes each.
-func AppendRows(dst []byte, rows []Candidate) []byte { return appendRows(dst, rows) }
 
 // ReadRows appends to rows the complete rows in b, which AppendRows wrote.
 func ReadRows(rows []Candidate, b []byte) []Candidate {

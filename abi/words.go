@@ -21,11 +21,6 @@ func get64(b []byte, at int) uint64 {
 		uint64(b[4])<<32 | uint64(b[5])<<40 | uint64(b[6])<<48 | uint64(b[7])<<56
 }
 
-func put16(b []byte, at int, v uint16) {
-	b = b[at : at+2]
-	b[0], b[1] = byte(v), byte(v>>8)
-}
-
 func put32(b []byte, at int, v uint32) {
 	b = b[at : at+4]
 	b[0], b[1], b[2], b[3] = byte(v), byte(v>>8), byte(v>>16), byte(v>>24)

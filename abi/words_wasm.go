@@ -11,8 +11,6 @@ func get32(b []byte, at int) uint32 { return *(*uint32)(unsafe.Pointer(&b[at : a
 
 func get64(b []byte, at int) uint64 { return *(*uint64)(unsafe.Pointer(&b[at : at+8][0])) }
 
-func put16(b []byte, at int, v uint16) { *(*uint16)(unsafe.Pointer(&b[at : at+2][0])) = v }
-
 func put32(b []byte, at int, v uint32) { *(*uint32)(unsafe.Pointer(&b[at : at+4][0])) = v }
 
 func put64(b []byte, at int, v uint64) { *(*uint64)(unsafe.Pointer(&b[at : at+8][0])) = v }

@@ -18,7 +18,8 @@ type canary struct {
 	until      time.Time
 }
 
-// turn returns the policy for this decision: p, or its successor on trial.
+// turn returns the policy for this decision: p, or its successor on trial. A table without
+// canaries needs no call.
 func (t *table) turn(p *policy.Policy) *policy.Policy {
 	for i := range t.canaries {
 		c := &t.canaries[i]

@@ -19,7 +19,11 @@ func (s *Set) Plan(_ context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, by st
 			p, reason := &t.plan[i], ""
 			if p.wasm != nil {
 				by = p.wasm.Label
-				a, reason = t.turn(p.wasm).Plan(f)
+				q := p.wasm
+				if len(t.canaries) > 0 {
+					q = t.turn(q)
+				}
+				a, reason = q.Plan(f)
 			} else {
 				by, a = p.name, abi.PlanAnswer{Decision: p.decide(f)}
 			}
@@ -60,7 +64,11 @@ func ask[F, A any](s *Set, in func(*table) *decider[F, A], call func(*policy.Pol
 		if p.wasm == nil {
 			return p.decide(f), p.name, true
 		}
-		a, reason := call(t.turn(p.wasm), f)
+		q := p.wasm
+		if len(t.canaries) > 0 {
+			q = t.turn(q)
+		}
+		a, reason := call(q, f)
 		switch {
 		case reason == "":
 			return a, p.wasm.Label, true

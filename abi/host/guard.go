@@ -3,7 +3,6 @@ package host
 import (
 	"context"
 	"fmt"
-	"reflect"
 
 	"github.com/tetratelabs/wazero/api"
 
@@ -72,7 +71,7 @@ func (vm *VM) pause() {
 	if vm.interrupted.Load() {
 		panic(errInterrupted)
 	}
-	if vm.callee.stackSize() > maxStack {
+	if fn := vm.callee; fn != nil && fn.stack.IsValid() && fn.stack.Len() > maxStack {
 		panic(errStack)
 	}
 }
@@ -97,40 +96,4 @@ func (vm *VM) room(entries, size, limit uint32) uint64 {
 		return 1<<32 - 1
 	}
 	return uint64(entries)
-}
-
-// entry is a function of the guest that the host calls. The engine gives each one a stack of its
-// own, which grows and does not shrink.
-type entry struct {
-	api.Function
-	name  string
-	stack reflect.Value // field of the engine's function, which shows its size nowhere else
-}
-
-// newEntry returns an exported function; nil: there is none of that name.
-func newEntry(instance api.Module, name string) *entry {
-	fn := instance.ExportedFunction(name)
-	if fn == nil {
-		return nil
-	}
-	e := &entry{Function: fn, name: name}
-	if v := reflect.ValueOf(fn); v.Kind() == reflect.Pointer && v.Elem().Kind() == reflect.Struct {
-		e.stack = v.Elem().FieldByName("stack")
-	}
-	return e
-}
-
-// trim frees a large stack after a call.
-func (e *entry) trim(instance api.Module) {
-	if e.stackSize() > keepStack {
-		*e = *newEntry(instance, e.name)
-	}
-}
-
-// stackSize returns the size of the function's stack in bytes; 0: unknown.
-func (e *entry) stackSize() int {
-	if e == nil || e.stack.Kind() != reflect.Slice {
-		return 0
-	}
-	return e.stack.Len()
 }

@@ -328,7 +328,7 @@ func TestStackIsBounded(t *testing.T) {
 			if size := after.TotalAlloc - before.TotalAlloc; size < maxStack || size > 8*maxStack {
 				t.Errorf("the stacks had %d bytes together", size)
 			}
-			if size := vm.callbacks[OnTick].stackSize(); size > keepStack {
+			if size := vm.callbacks[OnTick].stack.Len(); size > keepStack {
 				t.Errorf("%d bytes of stack are left", size)
 			}
 		})

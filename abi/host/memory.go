@@ -198,7 +198,7 @@ func (vm *VM) allocate(size uint64) uint32 {
 	vm.allocArg[0] = size
 	err := vm.allocator.CallWithStack(vm.running, vm.allocArg[:])
 	vm.phase, vm.callee = outer, caller
-	vm.allocator.trim(vm.instance)
+	vm.trim(vm.allocator)
 	if err != nil {
 		panic(err)
 	}

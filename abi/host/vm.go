@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"sync/atomic"
 
 	"github.com/tetratelabs/wazero"
@@ -145,12 +146,40 @@ func (vm *VM) start(ctx context.Context) error {
 	return nil
 }
 
+// entry is a function of the guest that the host calls. The engine gives each one a stack of its
+// own, which grows and does not shrink.
+type entry struct {
+	api.Function
+	name  string
+	stack reflect.Value // field of the engine's function, which shows its size nowhere else; zero: unknown
+}
+
 // exported returns a function of the guest that the host may call; nil when
 // there is none of that name.
-func (vm *VM) exported(name string) *entry { return newEntry(vm.instance, name) }
+func (vm *VM) exported(name string) *entry {
+	fn := vm.instance.ExportedFunction(name)
+	if fn == nil {
+		return nil
+	}
+	e := &entry{Function: fn, name: name}
+	if v := reflect.ValueOf(fn); v.Kind() == reflect.Pointer && v.Elem().Kind() == reflect.Struct {
+		if stack := v.Elem().FieldByName("stack"); stack.Kind() == reflect.Slice {
+			e.stack = stack
+		}
+	}
+	return e
+}
+
+// trim frees a large stack after a call.
+func (vm *VM) trim(e *entry) {
+	if e.stack.IsValid() && e.stack.Len() > keepStack {
+		*e = *vm.exported(e.name)
+	}
+}
 
 // call runs a function of the guest. stack holds its parameters and receives
-// its result. During the call id is the current and the effective context.
+// its result. During the call id is the current and the effective context. The end of ctx
+// interrupts the call if the module is guarded.
 func (vm *VM) call(ctx context.Context, fn *entry, export string, id uint32, stack []uint64) error {
 	if vm.failed != nil || vm.linear.space == nil {
 		return ErrPoisoned
@@ -158,23 +187,13 @@ func (vm *VM) call(ctx context.Context, fn *entry, export string, id uint32, sta
 	if vm.busy {
 		return ErrBusy
 	}
-	if !vm.module.guarded || ctx.Done() == nil {
-		return vm.run(ctx, fn, export, id, stack)
+	var stop func() bool // nil: ctx is not watched
+	if vm.module.guarded && ctx.Done() != nil {
+		if ctx.Err() != nil {
+			vm.Interrupt()
+		}
+		stop = context.AfterFunc(ctx, vm.Interrupt)
 	}
-	if ctx.Err() != nil {
-		vm.Interrupt()
-	}
-	stop := context.AfterFunc(ctx, vm.Interrupt)
-	err := vm.run(ctx, fn, export, id, stack)
-	if !stop() && err == nil { // ctx ended too late for the call to notice
-		vm.Interrupt()
-		err = vm.fail(ctx, export, errInterrupted)
-	}
-	return err
-}
-
-// run is call without a watch on ctx.
-func (vm *VM) run(ctx context.Context, fn *entry, export string, id uint32, stack []uint64) error {
 	vm.scope.Context = ctx
 	vm.linear.refused = false
 	vm.busy, vm.running, vm.callee, vm.current, vm.effective = true, &vm.scope, fn, id, id
@@ -182,13 +201,16 @@ func (vm *VM) run(ctx context.Context, fn *entry, export string, id uint32, stac
 	if !vm.interrupted.Load() {
 		err = fn.CallWithStack(&vm.scope, stack)
 	}
-	fn.trim(vm.instance)
+	vm.trim(fn)
 	printed := ""
-	if vm.keeps {
-		printed = vm.printed(err != nil || vm.interrupted.Load())
+	if failed := err != nil || vm.interrupted.Load(); vm.keeps && (failed || len(vm.kept) > 0) {
+		printed = vm.printed(failed)
 	}
 	vm.busy, vm.running, vm.callee, vm.current, vm.effective = false, nil, nil, 0, 0
 	vm.scope.Context = nil
+	if stop != nil && !stop() && err == nil { // ctx ended too late for the call to notice
+		vm.Interrupt()
+	}
 	if err == nil && vm.interrupted.Load() {
 		err = errInterrupted
 	}
@@ -207,9 +229,7 @@ func (vm *VM) printed(failed bool) string {
 		vm.flush() // while the call runs: the last lines are kept, too
 		return printer{vm}.take()
 	}
-	if len(vm.kept) > 0 {
-		printer{vm}.release()
-	}
+	printer{vm}.release()
 	return ""
 }
 

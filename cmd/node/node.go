@@ -375,7 +375,7 @@ func (n *Node) pushMetrics() (err error) {
 	if n.pusher, err = telemetry.NewPusher(context.Background(), n.options.identity(), gatherer); err != nil {
 		return exit.Failed(fmt.Errorf("start the export of metrics: %w", err))
 	}
-	n.metrics.PushTo(n.pusher)
+	n.metrics.Pusher.Store(n.pusher)
 	return nil
 }
 

@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"errors"
+	"math/bits"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -50,12 +51,11 @@ func (p *Policy) Summary() Summary { return p.calls.Summary() }
 func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
 	var c call
 	if c.begin(p, f.FrameSize(&p.layout)) {
-		h := p.header(c.began)
-		if answer, ok := c.run(abi.AppendPlan(c.scratch[:0], &h, f)); ok {
+		if answer, ok := c.run(abi.AppendPlan(c.scratch[:0], &c.header, f)); ok {
 			if a, ok = abi.UnpackPlan(uint64(answer)); !ok {
 				c.reason = Nonsense
 			}
-			f.Notes = c.notes()
+			f.Notes = c.notes
 		}
 	}
 	return a, c.end()
@@ -65,17 +65,16 @@ func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
 func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 	var c call
 	if c.begin(p, f.FrameSize(&p.layout)) {
-		h := p.header(c.began)
-		frame := abi.AppendPlace(c.scratch[:0], &h, f)
+		frame := abi.AppendPlace(c.scratch[:0], &c.header, f)
 		c.vm.notes.show(f.Candidates)
 		if answer, ok := c.run(frame); ok {
 			c.vm.notes.show(nil)
 			if d = abi.UnpackPlace(uint64(answer)); !f.Allows(d) {
 				c.reason = Nonsense
 			} else if frame, ok = c.vm.View(c.at, uint32(len(frame))); ok {
-				abi.ReadScores(frame, &h, f)
+				abi.ReadScores(frame, &c.header, f)
 			}
-			f.Notes = c.notes()
+			f.Notes = c.notes
 		}
 	}
 	return d, c.end()
@@ -84,9 +83,8 @@ func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 // Mint calls the mint hook.
 func (p *Policy) Mint(f *abi.MintFacts) (id uint64, reason string) {
 	var c call
-	if c.begin(p, f.FrameSize(&p.layout)) {
-		h := p.header(c.began)
-		if answer, ok := c.run(abi.AppendMint(c.scratch[:0], &h, f)); ok {
+	if c.begin(p, abi.MintFrameSize) {
+		if answer, ok := c.run(abi.AppendMint(c.scratch[:0], &c.header, f)); ok {
 			switch id = uint64(answer); {
 			case id == 0:
 				c.reason = Absent
@@ -104,8 +102,7 @@ func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []b
 	var c call
 	list = edits
 	if c.begin(p, f.FrameSize(&p.layout)) {
-		h := p.header(c.began)
-		frame := abi.AppendLeg(c.scratch[:0], &h, f)
+		frame := abi.AppendLeg(c.scratch[:0], &c.header, f)
 		if answer, ok := c.run(frame); ok {
 			d, ok = abi.UnpackLeg(uint64(answer), f.Event)
 			if ok && d == abi.LegEdited && f.Event == abi.LegSend {
@@ -114,7 +111,7 @@ func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []b
 			if !ok {
 				d, list, c.reason = abi.LegPass, edits, Nonsense
 			}
-			f.Notes = c.notes()
+			f.Notes = c.notes
 		}
 	}
 	return d, list, c.end()
@@ -124,18 +121,9 @@ func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []b
 func (p *Policy) Finish(f *abi.FinishFacts) (reason string) {
 	var c call
 	if c.begin(p, f.FrameSize(&p.layout)) {
-		h := p.header(c.began)
-		c.run(abi.AppendFinish(c.scratch[:0], &h, f))
+		c.run(abi.AppendFinish(c.scratch[:0], &c.header, f))
 	}
 	return c.end()
-}
-
-// header returns the header of the policy's next frame.
-func (p *Policy) header(now time.Time) abi.Header {
-	return abi.Header{
-		Policy: p.index, Sequence: p.sequence.Add(1) - 1, Random: rand.Uint64(),
-		UnixMilli: now.UnixMilli(), Seed: p.version.opts.Seed, Layout: p.layout,
-	}
 }
 
 // call is one call of a hook, from taking a VM to returning it.
@@ -143,8 +131,10 @@ type call struct {
 	p       *Policy
 	vm      *vm // nil: none was free, or the request left the call
 	began   time.Time
+	header  abi.Header // of the frame
 	scratch []byte
 	at      uint32 // address of scratch in the guest
+	notes   []string
 	reason  string
 }
 
@@ -153,34 +143,45 @@ type call struct {
 func (c *call) begin(p *Policy, frame int) bool {
 	v := p.version
 	c.p, c.began = p, time.Now()
-	if v.Parked() {
+	if v.parked.Load() {
 		c.reason = Parked
 		return false
 	}
-	if c.vm = v.pool.take(v.opts.Budget); c.vm == nil {
-		if c.reason = Late; v.pool.isClosed() {
-			c.reason = Closed
+	if c.vm = v.pool.grab(); c.vm == nil {
+		if c.vm = v.pool.wait(v.opts.Budget); c.vm == nil {
+			if c.reason = Late; v.pool.isClosed() {
+				c.reason = Closed
+			}
+			return false
 		}
-		return false
+	}
+	room := uint32(scratchSize)
+	if frame > scratchSize {
+		room = roomFor(frame)
 	}
 	var err error
-	if c.scratch, c.at, err = c.room(roomFor(frame)); err != nil {
+	if w := c.vm.worker; w != nil && room > c.vm.room {
+		c.vm.room, w.p, w.room = 0, p, room
+		if _, err = w.do(v, c.vm, c.until()); err != nil {
+			c.fail(err)
+			return false
+		}
+		c.vm.room = room
+	}
+	if c.scratch, c.at, err = c.vm.Scratch(context.Background(), room); err != nil { // does not call a guarded guest: the buffer is large enough
 		c.fail(err)
 		return false
 	}
+	c.header = p.header(c.began)
 	return true
 }
 
-// room returns the guest's scratch buffer, at least size bytes long.
-func (c *call) room(size uint32) (scratch []byte, at uint32, err error) {
-	if w := c.vm.worker; w != nil && size > c.vm.room {
-		c.vm.room, w.p, w.room = 0, c.p, size
-		if _, err := w.do(c.p.version, c.vm, c.until()); err != nil {
-			return nil, 0, err
-		}
-		c.vm.room = size
+// header returns the header of the policy's next frame.
+func (p *Policy) header(now time.Time) abi.Header {
+	return abi.Header{
+		Policy: p.index, Sequence: p.sequence.Add(1) - 1, Random: rand.Uint64(),
+		UnixMilli: now.UnixMilli(), Seed: p.version.opts.Seed, Layout: p.layout,
 	}
-	return c.vm.Scratch(context.Background(), size) // does not call a guarded guest: the buffer is large enough
 }
 
 // until returns the time at which the call gives up.
@@ -205,9 +206,13 @@ func roomFor(frame int) uint32 {
 	return uint32(size)
 }
 
-// run calls the hook with the frame in the scratch buffer.
+// run calls the hook with the frame in the scratch buffer. c.notes are the notes of the guest,
+// prefixed with the policy's name.
 func (c *call) run(frame []byte) (answer int64, ok bool) {
-	c.vm.notes.Take() // drop notes of a call that gave no decision
+	book := c.vm.notes
+	if book.notes != nil {
+		book.Take() // drop notes of a call that gave no decision
+	}
 	var err error
 	if w := c.vm.worker; w != nil {
 		w.p, w.room, w.at, w.size = c.p, 0, c.at, uint32(len(frame))
@@ -218,6 +223,12 @@ func (c *call) run(frame []byte) (answer int64, ok bool) {
 	if err != nil {
 		c.fail(err)
 		return 0, false
+	}
+	if book.notes != nil {
+		c.notes = book.Take()
+		for i, note := range c.notes {
+			c.notes[i] = c.p.Label + ": " + note
+		}
 	}
 	return answer, true
 }
@@ -298,4 +309,50 @@ func reasonOf(err error) string {
 		return Late
 	}
 	return Trap
+}
+
+// Calls counts the calls of one policy by their duration: bucket i holds those
+// below 2^i ns. It is safe for concurrent use; the zero value is empty.
+type Calls struct {
+	sum      atomic.Int64 // ns
+	failures atomic.Uint64
+	buckets  [36]atomic.Uint64
+}
+
+// Summary holds the figures of Calls.
+type Summary struct {
+	Calls, Failures uint64
+	MeanUS, P99US   float64 // P99US is the upper bound of its bucket
+}
+
+// Observe counts one call.
+func (c *Calls) Observe(d time.Duration) {
+	ns := max(int64(d), 0)
+	c.sum.Add(ns)
+	c.buckets[min(bits.Len64(uint64(ns)), len(c.buckets)-1)].Add(1)
+}
+
+// Fail counts one call as failed, whether or not Observe counted it.
+func (c *Calls) Fail() { c.failures.Add(1) }
+
+// Summary returns the figures so far.
+func (c *Calls) Summary() Summary {
+	s := Summary{Failures: c.failures.Load()}
+	var counts [len(c.buckets)]uint64
+	for i := range c.buckets {
+		counts[i] = c.buckets[i].Load()
+		s.Calls += counts[i]
+	}
+	if s.Calls == 0 {
+		return s
+	}
+	s.MeanUS = float64(c.sum.Load()) / float64(s.Calls) / 1000
+	var below uint64
+	for i, n := range counts {
+		if below += n; below*100 >= s.Calls*99 {
+			s.P99US = float64(uint64(1)<<i) / 1000
+			break
+		}
+	}
+	return s
 }

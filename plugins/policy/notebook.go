@@ -69,12 +69,3 @@ func (n *Notebook) prefixMatch(args []byte) ([]byte, host.Status) {
 	result = binary.LittleEndian.AppendUint32(result, c.BlocksCPU)
 	return binary.LittleEndian.AppendUint32(result, c.BlocksDisk), host.OK
 }
-
-// notes returns the notes of the call, prefixed with the policy's name.
-func (c *call) notes() []string {
-	notes := c.vm.notes.Take()
-	for i := range notes {
-		notes[i] = c.p.Label + ": " + notes[i]
-	}
-	return notes
-}

@@ -293,7 +293,7 @@ func TestParked(t *testing.T) {
 			t.Fatal(reason)
 		}
 	}
-	if !v.Parked() {
+	if !v.parked.Load() {
 		t.Fatal("not parked after 4 failures, with a budget of 3")
 	}
 	if _, reason := place.Place(policytest.Pair("")); reason != Parked {

@@ -64,34 +64,30 @@ func (p *pool) grab() *vm {
 }
 
 // put returns a VM to the pool. There is always a free slot, because the pool
-// never has more VMs than slots.
+// never has more VMs than slots. A waiter counts itself before it looks, and put fills the slot
+// before it checks for waiters. So either the waiter finds the VM, or put finds the waiter.
 func (p *pool) put(v *vm) {
 	for i := 0; ; i = (i + 1) % len(p.slots) {
 		if p.slots[i].vm.CompareAndSwap(nil, v) {
 			break
 		}
 	}
-	p.nudge()
+	if p.waiting.Load() > 0 {
+		p.nudge()
+	}
 }
 
 // nudge makes one waiter look again.
 func (p *pool) nudge() {
-	// A waiter counts itself before it looks, and put fills the slot before this check. So either
-	// the waiter finds the VM, or the check finds the waiter.
-	if p.waiting.Load() > 0 {
-		select {
-		case p.wake <- struct{}{}:
-		default:
-		}
+	select {
+	case p.wake <- struct{}{}:
+	default:
 	}
 }
 
-// take takes a VM. It waits for one at most for limit. It returns nil when no
+// wait takes a VM as soon as one is free, at most after limit. It returns nil when no
 // VM became free, or when the pool closed.
-func (p *pool) take(limit time.Duration) *vm {
-	if v := p.grab(); v != nil {
-		return v
-	}
+func (p *pool) wait(limit time.Duration) *vm {
 	timer, _ := p.timers.Get().(*time.Timer)
 	if timer == nil {
 		timer = time.NewTimer(limit)

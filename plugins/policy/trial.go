@@ -170,7 +170,7 @@ func (p *Policy) tryOn(m *vm) (reason string) {
 		}
 	case abi.HookMint:
 		f := abi.MintFacts{UnixMilli: time.Now().UnixMilli(), Counter: 1}
-		ask(f.FrameSize(&p.layout), func(dst []byte, h *abi.Header) []byte { return abi.AppendMint(dst, h, &f) },
+		ask(abi.MintFrameSize, func(dst []byte, h *abi.Header) []byte { return abi.AppendMint(dst, h, &f) },
 			func(a uint64) bool { return a == 0 || a >= abi.MinDisaggID && a < abi.MaxDisaggID })
 	case abi.HookLeg:
 		for _, f := range []abi.LegFacts{

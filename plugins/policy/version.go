@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -68,6 +69,7 @@ type Version struct {
 	policies []*Policy
 	pool     *pool
 	trial    error
+	parked   atomic.Bool // it failed too often and is no longer called
 
 	ctx     context.Context // ends when the version closes
 	cancel  context.CancelFunc
@@ -287,9 +289,6 @@ func (p *Policy) Headers() []string { return p.layout.Headers }
 // Info returns the description of the module.
 func (v *Version) Info() host.Info { return v.module.Info() }
 
-// Parked reports whether the version failed too often and is no longer called.
-func (v *Version) Parked() bool { return v.opts.Failures.Parked() }
-
 // restartPause is the wait after a VM could not be started, before the next try.
 const restartPause = 100 * time.Millisecond
 
@@ -299,7 +298,7 @@ func (v *Version) replace(m *vm) {
 	_ = m.close(v.ctx)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.closed || v.Parked() {
+	if v.closed || v.parked.Load() {
 		v.lose()
 		return
 	}
@@ -357,9 +356,10 @@ func (v *Version) failed(timeout time.Duration) bool {
 		parked = v.opts.Failures.Fail(time.Now())
 	}
 	if parked {
+		v.parked.Store(true)
 		v.opts.Log.Error("policy failed too often, or used too much time in calls that timed out, and is parked until it is loaded again", "plugin", v.opts.Name)
 	}
-	return v.Parked()
+	return v.parked.Load()
 }
 
 // Close waits for the running calls and frees everything. Later calls get the reason

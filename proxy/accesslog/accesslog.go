@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/lograte"
@@ -52,10 +53,12 @@ type Entry struct {
 	Fallbacks []string `json:"fallbacks,omitempty"`
 }
 
-// Log writes entries to a file or to standard error. A nil *Log writes nothing. It is safe
+// Log writes entries to a file or to standard error. It is safe
 // for concurrent use, also by several processes with the same file: each line is one
 // write at the end of the file.
 type Log struct {
+	On atomic.Bool // Write writes entries; only Reopen sets it
+
 	log    *slog.Logger // reports failed writes
 	limit  lograte.Limiter[string]
 	mu     sync.Mutex
@@ -93,20 +96,11 @@ func (l *Log) Reopen(path string) error {
 	defer l.mu.Unlock()
 	old := l.closer
 	l.path, l.out, l.closer = path, out, closer
+	l.On.Store(out != nil)
 	if old != nil {
 		_ = old.Close() // all lines were written without a buffer
 	}
 	return nil
-}
-
-// Enabled reports whether Write writes entries.
-func (l *Log) Enabled() bool {
-	if l == nil {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.out != nil
 }
 
 // Write writes one entry.

@@ -56,7 +56,7 @@ func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanup.Job {
 // newJob returns a job of this attempt without calls.
 func (a *attempt) newJob() cleanup.Job {
 	j := cleanup.Job{
-		RequestID: a.env.Journal.ID(),
+		RequestID: a.env.Journal.RequestID,
 		Connector: a.conn.Name(),
 		Since:     time.Now(),
 		Limit:     time.Duration(a.env.Config.Timeouts.Cleanup),

@@ -88,7 +88,9 @@ func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body 
 				a.p.Lease.SetOrphanCleanup(nil) // prefill writes to decode's blocks
 			}
 			a.p.Lease.PrefillDone()
-			a.env.Journal.PrefillDone()
+			if a.env.Journal.Filters != nil {
+				a.env.Journal.PrefillDone()
+			}
 		case a.both.winner.CompareAndSwap(0, prefillFailed), a.belies(r.err):
 			cancel(r.err)
 		}

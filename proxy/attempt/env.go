@@ -77,7 +77,7 @@ func (env *Env) End() {
 
 // Source returns where the prompt of the request comes from.
 func (env *Env) Source() prompt.Source {
-	return prompt.Source{Request: env.Request, Header: env.Client.Header(), RequestID: env.Journal.ID(), Memory: env.Client}
+	return prompt.Source{Request: env.Request, Header: env.Client.Header(), RequestID: env.Journal.RequestID, Memory: env.Client}
 }
 
 // ReleaseBody frees the body of the request and all data made of the body. The request cannot
@@ -95,7 +95,7 @@ func (env *Env) begin(status int) {
 }
 
 func (env *Env) note(status int) {
-	env.Journal.Answered(status)
+	env.Journal.Status = status
 	if env.Config.Server.ExposePlacement {
 		env.Journal.Expose(env.Client.AnswerHeader())
 	}

@@ -87,7 +87,7 @@ func (a *attempt) observe() error {
 	}
 	env.Journal.LegAnswered(l.Leg, head.Status)
 	o := &observation{a: a, l: l, g: g, head: head, start: env.Request.StreamHead()}
-	o.events.Reasons = env.Journal.Traced()
+	o.events.Reasons = env.Journal.Span != nil
 	if head.Other {
 		o.leaveEngine()
 		return nil
@@ -209,14 +209,14 @@ func (o *observation) begin() error {
 	o.a.env.begin(o.head.Status)
 	if o.head.Hidden && o.ok() {
 		o.a.p.Lease.Answered(o.stream())
-		o.a.env.Journal.FirstByte(o.l.Leg)
+		o.a.env.Journal.AnswerBegins(o.l.Leg)
 	}
 	return o.run()
 }
 
 // run reads the answer to its end.
 func (o *observation) run() error {
-	if o.stream() {
+	if o.stream() && o.a.env.Journal.Span != nil {
 		defer o.a.env.Journal.Finished(&o.events)
 	}
 	for {
@@ -264,11 +264,11 @@ func (o *observation) read(chunk []byte) {
 	now := time.Now()
 	switch {
 	case !o.last.IsZero():
-		env.Journal.Read(now.Sub(o.last))
+		env.Journal.Intervals.Observe(now.Sub(o.last))
 		o.last = now
 	case o.hasBegun(chunk):
 		o.a.p.Lease.Answered(true)
-		env.Journal.FirstByte(o.l.Leg)
+		env.Journal.AnswerBegins(o.l.Leg)
 		o.last = now
 	}
 }
@@ -288,7 +288,9 @@ func (o *observation) hasBegun(chunk []byte) bool {
 	if o.start.Verdict < openai.ContentEvent {
 		return false
 	}
-	o.a.env.Journal.StreamBegan(o.a.env.Request.API, o.first)
+	if o.a.env.Journal.Span != nil {
+		o.a.env.Journal.StreamBegan(o.a.env.Request.API, o.first)
+	}
 	o.first, o.start.Data = nil, nil
 	return o.start.Verdict == openai.ContentEvent
 }
@@ -307,20 +309,22 @@ func (o *observation) ended() {
 		o.streamEnded()
 		return
 	}
-	env.Journal.Whole(env.Request.API, o.body)
+	if env.Journal.Span != nil {
+		env.Journal.Whole(env.Request.API, o.body)
+	}
 	if reason, status := openai.WholeFailure(env.Request.API, o.body); reason != "" {
 		o.failedWith(reason, status, telemetry.OutcomeEngineError)
 		return
 	}
 	a.p.Lease.Answered(false)
-	env.Journal.FirstByte(o.l.Leg)
+	env.Journal.AnswerBegins(o.l.Leg)
 	if u, ok := openai.ParseUsage(o.body); ok {
-		env.Journal.Used(u)
+		env.Journal.Usage = u
 		if a.p.Flow == abi.FlowAggregated {
 			a.reportCached(o.body)
 		}
 	} else {
-		env.Journal.Count(wholeTokens(env.Request.API, o.body))
+		env.Journal.Counted = wholeTokens(env.Request.API, o.body)
 	}
 	o.succeeded()
 }
@@ -329,10 +333,10 @@ func (o *observation) ended() {
 func (o *observation) streamEnded() {
 	env, events := o.a.env, &o.events
 	events.Finish()
-	env.Journal.Count(events.Events)
+	env.Journal.Counted = events.Events
 	if u, ok := events.Usage(); ok {
-		env.Journal.Used(u)
-		env.Registry.MeasureOutput(o.a.p.Decode, u.Completion-1, time.Since(env.Journal.AnswerBegan()))
+		env.Journal.Usage = u
+		env.Registry.MeasureOutput(o.a.p.Decode, u.Completion-1, time.Since(env.Journal.FirstByte))
 	}
 	reason := ""
 	switch {
@@ -377,7 +381,7 @@ func (o *observation) refused() {
 
 // failed records the failure f of the leg.
 func (o *observation) failed(f *failure, outcome telemetry.Outcome) {
-	if o.a.env.Journal.Ends(outcome); o.unknown {
+	if o.a.env.Journal.Outcome = outcome; o.unknown {
 		return
 	}
 	if f.Status/100 == 5 && !f.Overloaded {

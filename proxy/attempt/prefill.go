@@ -144,10 +144,12 @@ func (a *attempt) countFallback(h *connector.Handoff) {
 // replyHandoff sends prefill's answer to the client, because it contains the whole text.
 func (a *attempt) replyHandoff() error {
 	env := a.env
-	env.Journal.FirstByte(nil)
-	env.Journal.Whole(env.Request.API, a.prefill.answer.B)
+	env.Journal.AnswerBegins(nil)
+	if env.Journal.Span != nil {
+		env.Journal.Whole(env.Request.API, a.prefill.answer.B)
+	}
 	if u, ok := openai.ParseUsage(a.prefill.answer.B); ok {
-		env.Journal.Used(u)
+		env.Journal.Usage = u
 	}
 	h := env.Client.AnswerHeader()
 	h.Set("Content-Type", "application/json")

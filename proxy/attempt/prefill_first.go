@@ -23,7 +23,9 @@ func (a *attempt) prefillFirst() error {
 	}
 	a.setOrphanCleanup()
 	a.prefill.handed = time.Now()
-	a.env.Journal.PrefillDone()
+	if a.env.Journal.Filters != nil {
+		a.env.Journal.PrefillDone()
+	}
 	if a.prefill.handoff.Done {
 		return a.replyHandoff()
 	}

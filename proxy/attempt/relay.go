@@ -59,18 +59,20 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 		return l.failedBy("bad_answer", 502, err)
 	}
 	l.short = false
-	env.Journal.FirstByte(l.Leg)
-	env.Journal.Whole(env.Request.API, public)
+	env.Journal.AnswerBegins(l.Leg)
+	if env.Journal.Span != nil {
+		env.Journal.Whole(env.Request.API, public)
+	}
 	if a.recounts() {
 		public = openai.RecountCached(public, a.cachedByPrefill())
 	}
 	if u, ok := openai.ParseUsage(public); ok {
-		env.Journal.Used(u)
+		env.Journal.Usage = u
 		if a.p.Flow == abi.FlowAggregated {
 			a.reportCached(answer.B)
 		}
 	} else {
-		env.Journal.Count(wholeTokens(env.Request.API, answer.B))
+		env.Journal.Counted = wholeTokens(env.Request.API, answer.B)
 	}
 	a.copyHeader(resp)
 	a.tellTiming()

@@ -62,14 +62,16 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	}
 	a.releaseRequest()
 	l.short = false
-	env.Journal.FirstByte(l.Leg)
-	env.Journal.StreamBegan(env.Request.API, buf.B)
+	env.Journal.AnswerBegins(l.Leg)
+	if env.Journal.Span != nil {
+		env.Journal.StreamBegan(env.Request.API, buf.B)
+	}
 	a.copyHeader(resp)
 	env.begin(resp.Status)
 	resp.SetIdleTimeout(time.Duration(env.Config.Timeouts.StreamIdle))
 
 	events := &s.events
-	events.Reasons = env.Journal.Traced()
+	events.Reasons = env.Journal.Span != nil
 	if a.merges() || a.cutsKept() {
 		events.Limit = buffer.MaxAnswer // only a whole event can be completed or cut
 	}
@@ -80,14 +82,16 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	buf = nil
 	defer env.Memory.Release(first.Uncount()) // later pieces of the stream use as much at most
 	err = s.pump(ctx, resp, first)
-	env.Journal.Count(events.Events)
-	env.Journal.Finished(events)
+	env.Journal.Counted = events.Events
+	if env.Journal.Span != nil {
+		env.Journal.Finished(events)
+	}
 	if u, ok := events.Usage(); ok {
 		if s.recounts {
 			u = u.Recounted(env.Request.API, s.cachedTokens())
 		}
-		env.Journal.Used(u)
-		env.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(env.Journal.AnswerBegan()))
+		env.Journal.Usage = u
+		env.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(env.Journal.FirstByte))
 	}
 	return a.streamEnded(ctx, l, &s, err)
 }
@@ -225,7 +229,7 @@ func (s *streamRelay) pump(ctx context.Context, resp *upstream.Response, first *
 	// error event.
 	idle := time.Duration(env.Config.Timeouts.StreamIdle)
 	limit := max(time.Duration(env.Config.Server.WriteTimeout), idle+2*writeCheck)
-	last := env.Journal.AnswerBegan()
+	last := env.Journal.FirstByte
 	renewed, lastEvent, seen := last, last, int64(0)
 	env.Client.LimitWrites(limit)
 	out := env.Client.Events(resp.Status, first)
@@ -277,7 +281,7 @@ func (s *streamRelay) pump(ctx context.Context, resp *upstream.Response, first *
 	resp.Each(&out, func(n int, err error) bool {
 		now := time.Now()
 		if n > 0 {
-			env.Journal.Read(now.Sub(last))
+			env.Journal.Intervals.Observe(now.Sub(last))
 			last = now
 		}
 		if now.Sub(renewed) > writeCheck {
@@ -320,7 +324,7 @@ func (s *streamRelay) end() error {
 		}
 	}
 	if events.Failed {
-		env.Journal.Ends(telemetry.OutcomeBroken)
+		env.Journal.Outcome = telemetry.OutcomeBroken
 		env.Journal.Broken("error_event", nil)
 	}
 	return nil
@@ -330,7 +334,7 @@ func (s *streamRelay) end() error {
 // event. If a part of an event has been sent, it aborts the connection.
 func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, f *failure) {
 	env := a.env
-	env.Journal.Ends(telemetry.OutcomeBroken)
+	env.Journal.Outcome = telemetry.OutcomeBroken
 	if env.Client.Gone() {
 		return
 	}

@@ -32,7 +32,7 @@ func (x *exchange) deadline(class config.PriorityClass) (time.Time, error) {
 	if limit == 0 {
 		return time.Time{}, nil
 	}
-	return x.journal.Began().Add(limit), nil
+	return x.journal.Start.Add(limit), nil
 }
 
 // untilDeadline returns a context that ends with ctx, and with admission.ErrDeadline at the

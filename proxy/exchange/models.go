@@ -33,7 +33,7 @@ func (x *exchange) resolve() error {
 		key = x.run.Prompts.ConversationKey(x.env.Source())
 	}
 	x.env.Models = route.Choose(key)
-	x.journal.Requested(route.Name())
+	x.journal.Requested = route.Name()
 	x.run.Metrics.ModelChosen(route.Name(), x.env.Models[0])
 	return x.rename(x.env.Models[0])
 }
@@ -62,7 +62,7 @@ func (x *exchange) rename(model string) error {
 
 // requested returns the name of the model that the client requested.
 func (x *exchange) requested() string {
-	if name := x.journal.RequestedModel(); name != "" {
+	if name := x.journal.Requested; name != "" {
 		return name
 	}
 	return x.req.Model
@@ -88,7 +88,7 @@ func isRemote(model string) bool { return strings.HasPrefix(model, config.Remote
 // stayWith makes a request that continues a stored response one for the model of its holder
 // if a split has chosen another one.
 func (x *exchange) stayWith(holder *engine.Instance) error {
-	route := x.run.Models().Route(x.journal.RequestedModel())
+	route := x.run.Models().Route(x.journal.Requested)
 	if route == nil || slices.Contains(holder.Models(), x.req.Model) {
 		return nil
 	}
@@ -118,7 +118,7 @@ func (x *exchange) serveWith(model string) error {
 // meter sets the instruments of the request's model.
 func (x *exchange) meter() {
 	if model := x.knownModel(); model != "" {
-		x.journal.Model(x.run.Metrics.Model(model))
+		x.journal.Meter = x.run.Metrics.Model(model)
 	}
 }
 

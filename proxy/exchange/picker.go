@@ -104,7 +104,7 @@ func (x *exchange) pickRequest() *extproc.Request {
 	r := x.client.Request()
 	q := &extproc.Request{
 		Method: r.Method, Scheme: "http", Authority: r.Host, Path: r.URL.RequestURI(),
-		Header: append(slices.Clip(x.env.Fields), upstream.Field{Name: "X-Request-Id", Value: x.journal.ID()}),
+		Header: append(slices.Clip(x.env.Fields), upstream.Field{Name: "X-Request-Id", Value: x.journal.RequestID}),
 		Body:   x.client.Body(), Reserve: x.client.Reserve,
 	}
 	if r.TLS != nil {
@@ -215,7 +215,7 @@ func newRefused(r *extproc.Refusal) *refusedError {
 // answerRefusal answers the client with the refusal of the picker.
 func (x *exchange) answerRefusal(e *refusedError) {
 	sidecar.MutateHeader(x.client.AnswerHeader(), &e.refusal.Header)
-	x.journal.Answered(e.public.Status)
+	x.journal.Status = e.public.Status
 	if e.given {
 		_ = x.client.WriteBody(e.public.Status, e.refusal.Body) // the client may have left
 		return

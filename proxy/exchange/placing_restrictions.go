@@ -119,15 +119,9 @@ func (p *placing) excludeConnector(name string) bool {
 
 // routeRule restricts a placement to the engines that a gateway, the coordination policies of a
 // sidecar, or a picker allow: one policy or destination after the other.
-type routeRule struct {
-	*placing
-	further bool // the first policy or destination could not serve the request
-}
+type routeRule struct{ *placing }
 
 func (r *routeRule) begin() error {
-	if !r.further {
-		r.x.journal.Placing()
-	}
 	if r.x.gateway != nil {
 		r.ask.Within = r.x.gateway.Within()
 	}
@@ -147,8 +141,7 @@ func (r *routeRule) begin() error {
 }
 
 func (r *routeRule) judge(a *answer) (again bool) {
-	r.further = r.route.Restricted() && r.route.Judge(a.err)
-	return r.further
+	return r.route.Restricted() && r.route.Judge(a.err)
 }
 
 // probeRule waits for the first probes of engines if there is no placement while engines that may

@@ -66,13 +66,13 @@ func (x *exchange) booked() int64 {
 // leave gives the place back, with the tokens that the request has used: those that the engine
 // reported, or those that the proxy has seen.
 func (x *exchange) leave() {
-	used := x.journal.Reported()
+	used := x.journal.Usage
 	prompt, completion := used.Prompt, used.Completion
 	if prompt <= 0 {
 		prompt = x.placing.ask.Request.PromptTokens
 	}
 	if completion <= 0 {
-		completion = x.journal.Counted()
+		completion = x.journal.Counted
 	}
 	x.admitted.Leave(bounded(prompt) + bounded(completion)) // an engine may report any number
 }

@@ -92,8 +92,8 @@ func (run *Runner) open(w http.ResponseWriter, r *http.Request) *exchange {
 	x.placing.open(x)
 	x.client.Open(run.Bodies, cfg, w, r)
 	x.journal.Open(run.Books, r.Context(), r.Header, downstream.RequestID(r))
-	w.Header().Set("X-Request-Id", x.journal.ID())
-	run.Budget.Request(x.journal.Began())
+	w.Header().Set("X-Request-Id", x.journal.RequestID)
+	run.Budget.Request(x.journal.Start)
 	x.req.Memory = &x.client
 	e := &x.env
 	e.Services, e.Context, e.Config, e.Hooks = run.Services, r.Context(), cfg, run.hooksNow()
@@ -108,7 +108,7 @@ func (x *exchange) authenticate(r *http.Request, api openai.API) (client string,
 		return "", err
 	}
 	x.env.Key, x.account.tenant = admission.KeyName(r), admission.Tenant(r)
-	x.journal.Client(x.env.Key)
+	x.journal.Client = x.env.Key
 	return x.run.ClientOf(r), nil
 }
 
@@ -178,9 +178,11 @@ func (x *exchange) describe() error {
 	if x.changes != nil {
 		e.Fields = sidecar.Mutate(e.Fields, x.changes, e.Config.Server.TrustPDFields)
 	}
-	x.journal.Inject(func(name, value string) {
-		e.Fields = append(downstream.Without(e.Fields, name), upstream.Field{Name: name, Value: value})
-	})
+	if span := x.journal.Span; span != nil {
+		span.Inject(func(name, value string) {
+			e.Fields = append(downstream.Without(e.Fields, name), upstream.Field{Name: name, Value: value})
+		})
+	}
 	x.placing.ask.Model = x.req.Model
 	x.placing.ask.Request = abi.RequestFacts{
 		PromptTokens: x.req.PromptTokens,
@@ -196,7 +198,7 @@ func (x *exchange) describe() error {
 		return err
 	}
 	if r := x.run.Recorder; r != nil && x.req.API.Generates() {
-		x.line = r.Note(x.journal.Began(), &x.req, x.prompt.TokenIDs(), x.run.Prompts.ClientID(source))
+		x.line = r.Note(x.journal.Start, &x.req, x.prompt.TokenIDs(), x.run.Prompts.ClientID(source))
 	}
 	if !x.req.API.Generates() {
 		x.placing.ask.Aggregate = abi.RoleDecode // every engine can answer; keep the prefill engines free for prompts
@@ -245,14 +247,14 @@ func (x *exchange) identity() abi.Identity {
 // err is success.
 func (x *exchange) answer(err error) {
 	if err == nil {
-		if x.journal.Ending() == telemetry.OutcomeNone {
-			x.journal.Ends(telemetry.OutcomeOK)
+		if x.journal.Outcome == telemetry.OutcomeNone {
+			x.journal.Outcome = telemetry.OutcomeOK
 		}
 		return
 	}
 	if x.client.Gone() && !downstream.BodyStopped(err) || errors.Is(err, downstream.ErrWrite) {
-		x.journal.Ends(telemetry.OutcomeCancelled)
-		x.journal.Answered(499)
+		x.journal.Outcome = telemetry.OutcomeCancelled
+		x.journal.Status = 499
 		x.client.Cut() // a normal return would send an empty 200, or a stream that looks complete
 		return
 	}
@@ -260,7 +262,7 @@ func (x *exchange) answer(err error) {
 		return
 	}
 	outcome := outcomeOf(err)
-	x.journal.Ends(outcome)
+	x.journal.Outcome = outcome
 	if downstream.OwnFault(err) || errors.Is(err, downstream.ErrReading) {
 		x.journal.Shed(PublicError(err).Code.String())
 	}
@@ -278,7 +280,7 @@ func (x *exchange) recovered() {
 		return
 	}
 	if v != http.ErrAbortHandler {
-		x.journal.Ends(telemetry.OutcomeInternal)
+		x.journal.Outcome = telemetry.OutcomeInternal
 		x.journal.Panic(v)
 	}
 	x.client.Cut() // the answer is not whole
@@ -305,8 +307,8 @@ func (x *exchange) close() {
 
 // settle reports the end of the exchange to the recorder and to the finish hook.
 func (x *exchange) settle() {
-	if r := x.run.Recorder; r != nil && x.journal.Ending() == telemetry.OutcomeOK {
-		r.Write(&x.line, x.journal.Reported(), x.placing.ask.Request.PromptTokens, x.journal.Reads())
+	if r := x.run.Recorder; r != nil && x.journal.Outcome == telemetry.OutcomeOK {
+		r.Write(&x.line, x.journal.Usage, x.placing.ask.Request.PromptTokens, x.journal.Intervals.Count())
 	}
 	if x.env.Hooks != nil {
 		f := x.journal.Finish(x.placing.ask.Request)

@@ -119,7 +119,7 @@ func (x *exchange) relayStored(resp *upstream.Response, i *engine.Instance) erro
 	}
 	defer b.Free()
 	x.client.CopyHeader(resp)
-	x.journal.Answered(resp.Status)
+	x.journal.Status = resp.Status
 	x.client.Begin(resp.Status)
 	for {
 		n, err := resp.Read(b.B[:cap(b.B)])
@@ -134,7 +134,7 @@ func (x *exchange) relayStored(resp *upstream.Response, i *engine.Instance) erro
 			return nil
 		}
 		if err != nil {
-			x.journal.Ends(telemetry.OutcomeBroken)
+			x.journal.Outcome = telemetry.OutcomeBroken
 			x.client.Cut()
 			return errHolder(i)
 		}

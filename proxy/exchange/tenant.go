@@ -165,15 +165,15 @@ func (x *exchange) settleTenant() {
 // spent returns the tokens that the request has cost: those that the engine reported, else
 // those that the proxy has counted. A request that an engine rejected costs no tokens.
 func (x *exchange) spent() int64 {
-	u := x.journal.Reported()
+	u := x.journal.Usage
 	if u == (openai.Usage{}) { // the engine reported none
 		switch {
-		case x.journal.Ending() == telemetry.OutcomeClientError:
+		case x.journal.Outcome == telemetry.OutcomeClientError:
 			return 0
 		case x.unseen():
 			return x.account.reserved
 		}
-		return bounded(x.account.prompt) + bounded(x.journal.Counted())
+		return bounded(x.account.prompt) + bounded(x.journal.Counted)
 	}
 	if u.Prompt < 0 {
 		u.Prompt = x.account.prompt
@@ -185,10 +185,10 @@ func (x *exchange) spent() int64 {
 // the client has left before the end of a whole answer or before the first event of a stream, a
 // gateway does not show the answer, or the response continues in the background.
 func (x *exchange) unseen() bool {
-	switch x.journal.Ending() {
+	switch x.journal.Outcome {
 	case telemetry.OutcomeNone, telemetry.OutcomeOK, telemetry.OutcomeCancelled:
 		background, _ := x.req.Get("background")
-		return x.journal.Counted() == 0 || string(background) == "true"
+		return x.journal.Counted == 0 || string(background) == "true"
 	}
 	return false // an engine failed
 }

@@ -148,7 +148,7 @@ func (run *Runner) warmUp(ctx context.Context, model string, p, d engine.Target)
 	}
 	x := run.open(discardWriter{make(http.Header)}, r)
 	x.env.WarmUp, x.env.Hooks = true, nil
-	x.journal.WarmUp()
+	x.journal.WarmUp = true
 	defer x.close()
 	defer func() {
 		if v := recover(); v != nil {

@@ -3,6 +3,7 @@ package journal
 import (
 	"math"
 	"slices"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 )
@@ -78,10 +79,10 @@ type ExplainedFallback struct {
 	Reason string `json:"reason"`
 }
 
-func (r *record) explain() Explanation {
+func (r *Record) explain() Explanation {
 	e := Explanation{
 		RequestID: r.RequestID, DisaggID: r.DisaggID, Arrival: unix(r.Start), Model: r.Model, RequestedModel: r.Requested, Flow: r.Flow.String(),
-		Policy: r.Policy, Coordination: r.coordination, Outcome: r.Outcome.String(), Status: r.Status, DurationMS: millis(r.End.Sub(r.Start)),
+		Policy: r.Policy, Coordination: r.coordination, Outcome: r.Outcome.String(), Status: r.Status, DurationMS: millis(r.ended.Sub(r.Start)),
 		Candidates: make([]ExplainedCandidate, 0, len(r.candidates)),
 		Legs:       make([]ExplainedLeg, 0, r.legs),
 		Fallbacks:  make([]ExplainedFallback, 0, len(r.fallbacks)),
@@ -136,10 +137,67 @@ func (r *record) explain() Explanation {
 
 // score returns the score that the policy gave c; nil: none, or one that JSON cannot
 // express.
-func (r *record) score(c candidate) *float64 {
+func (r *Record) score(c candidate) *float64 {
 	score := float64(c.facts.Score)
 	if !r.scored || math.IsNaN(score) || math.IsInf(score, 0) {
 		return nil
 	}
 	return &score
+}
+
+// ExplainedTiming is an engine's report of the times of a leg: the time in the queue, the
+// time to the first token, the total time, and the time for the KV. If the proxy has set
+// the engine's clock, it also has the begin and the end of the leg at the engine, in ms
+// since the request arrived.
+type ExplainedTiming struct {
+	QueueMS      *float64 `json:"queue_ms,omitempty"`
+	FirstTokenMS *float64 `json:"ttft_ms,omitempty"`
+	TotalMS      *float64 `json:"e2e_ms,omitempty"`
+	TransferMS   *float64 `json:"kv_transfer_ms,omitempty"`
+	StartMS      *float64 `json:"start_ms,omitempty"`
+	EndMS        *float64 `json:"end_ms,omitempty"`
+}
+
+// explainTiming returns the timing of a leg; nil if there is none.
+func (r *Record) explainTiming(l *Leg) *ExplainedTiming {
+	if l.timing.IsZero() {
+		return nil
+	}
+	duration := func(name string) *float64 {
+		if ms, ok := l.timing.Millis(name); ok {
+			return &ms
+		}
+		return nil
+	}
+	moment := func(name string) *float64 {
+		const day = 24 * 3600
+		s, ok := l.timing.Moment(name)
+		since := s - unix(r.Start)
+		if !ok || math.Abs(since) > day { // that clock is not set
+			return nil
+		}
+		ms := math.Round(since*1e6) / 1e3
+		return &ms
+	}
+	return &ExplainedTiming{
+		QueueMS: duration("queue"), FirstTokenMS: duration("ttft"), TotalMS: duration("e2e"), TransferMS: duration("kv_transfer"),
+		StartMS: moment("start"), EndMS: moment("end"),
+	}
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+func since(start, t time.Time) *float64 {
+	if t.IsZero() {
+		return nil
+	}
+	ms := millis(t.Sub(start))
+	return &ms
+}
+
+func unix(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMicro()) / 1e6
 }

@@ -1,14 +1,18 @@
 package journal
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -26,40 +30,56 @@ func targetNamed(name string) engine.Target {
 
 func at(ms int) time.Time { return origin.Add(time.Duration(ms) * time.Millisecond) }
 
+// books writes the journals of all tests to the same metrics.
+var books = NewBooks(telemetry.New(prometheus.NewRegistry()), nil, nil, slog.New(slog.DiscardHandler), nil)
+
+// opened returns a journal of a request that arrived at origin.
+func opened(id string) *Journal {
+	j := new(Journal)
+	j.Open(books, context.Background(), nil, id)
+	books.Running.remove(&j.view)
+	j.Start = origin
+	return j
+}
+
 // fullRecord returns a record with a value in every field: a prefill that failed and was
 // placed again, and a decode.
-func fullRecord(id string) *record {
-	r := &record{}
-	r.open(id, origin)
+func fullRecord(id string) *Record {
+	r := opened(id)
 	r.Model, r.Stream = "m", true
-	r.Placing = at(1)
 	p0, p1, d0 := targetNamed("p0"), targetNamed("p1"), targetNamed("d0")
 	d0.Rank = 2
-	r.place(&coordinator.Placement{
+	r.Placed(&coordinator.Placement{
 		Flow: abi.FlowPrefillFirst, Prefill: p1, Decode: d0, ID: 1<<53 + 1, Policy: "least_load",
 		Facts: abi.PlaceFacts{Scored: true, Candidates: []abi.Candidate{
 			{Roles: abi.RolePrefill, Requests: 1, Tokens: 20, Score: -0.5, Adapter: abi.AdapterRunning}, {Roles: abi.RolePrefill, Score: float32(math.NaN())},
 			{Roles: abi.RoleDecode, Rank: 2, Trial: true},
 		}},
-		Targets: []engine.Target{p0, p1, d0},
-	})
-	r.fallback("mint", "late")
-	r.Placed = at(2)
-	decode := r.leg(abi.Decode, d0, 1, "leg-b") // another goroutine begins this leg before prefill's row
-	failed := r.leg(abi.Prefill, p0, 1, "leg-a")
-	good := r.leg(abi.Prefill, p1, 2, "leg-b")
-	failed.Start, good.Start, decode.Start = at(3), at(5), at(10)
-	failed.answered(at(4), 500)
-	failed.end(at(4), "status_500")
-	good.answered(at(8), 200)
-	good.end(at(9), "")
-	decode.answered(at(11), 200)
-	r.firstByte(decode, at(12))
-	decode.end(at(30), "")
-	r.fallback("retry", "budget")
+		Targets: []engine.Target{p0, p1, d0}, Matched: -1,
+	}, 7)
+	r.Fallback("mint", "late")
+	decode := r.BeginLeg(abi.Decode, d0, 1, "leg-b") // another goroutine begins this leg before prefill's row
+	failed := r.BeginLeg(abi.Prefill, p0, 1, "leg-a")
+	good := r.BeginLeg(abi.Prefill, p1, 2, "leg-b")
+	r.LegAnswered(failed, 500)
+	r.LegFailed(failed, "status_500")
+	r.LegAnswered(good, 200)
+	r.LegSucceeded(good, "vllm-nixl")
+	r.LegAnswered(decode, 200)
+	r.AnswerBegins(decode)
+	r.LegSucceeded(decode, "vllm-nixl")
+	r.Fallback("retry", "budget")
 	r.Status = 200
-	r.End, r.Outcome, r.Usage = at(31), telemetry.OutcomeOK, openai.Usage{Prompt: 7, Completion: 5, Cached: -1}
-	return r
+	r.Outcome, r.Usage = telemetry.OutcomeOK, openai.Usage{Prompt: 7, Completion: 5, Cached: -1}
+	r.End()
+	if r.FirstByte.IsZero() || r.placed.IsZero() || r.ended.IsZero() || decode.firstByte != r.FirstByte {
+		panic("the journal has not noted all times")
+	}
+	failed.Start, failed.head, failed.ended = at(3), at(4), at(4)
+	good.Start, good.head, good.ended = at(5), at(8), at(9)
+	decode.Start, decode.head, decode.firstByte, decode.ended = at(10), at(11), at(12), at(30)
+	r.placed, r.FirstByte, r.ended = at(2), at(12), at(31)
+	return &r.Record
 }
 
 // The JSON has exactly the names of the documented interface.
@@ -216,11 +236,10 @@ func TestExplainJSON(t *testing.T) {
 // An exchange without any leg has empty lists instead of null, and null times.
 func TestExplainEmpty(t *testing.T) {
 	s := new(Ring)
-	r := &record{}
-	r.open("r", origin)
-	r.leg(abi.Decode, targetNamed("d"), 1, "").Start = at(1)
-	r.End, r.Outcome = at(5), telemetry.OutcomeCancelled
-	s.put(r)
+	r := opened("r")
+	r.BeginLeg(abi.Decode, targetNamed("d"), 1, "").Start = at(1)
+	r.ended, r.Outcome = at(5), telemetry.OutcomeCancelled
+	s.put(&r.Record)
 	e, _ := s.Get("r")
 	got, _ := json.Marshal(e)
 	const want = `{"request_id":"r","disagg_id":0,"arrival":1700000000,"model":"","flow":"none","policy":"","outcome":"cancelled","status":0,"duration_ms":5,` +
@@ -257,9 +276,7 @@ func TestPerfRows(t *testing.T) {
 func TestExplainRing(t *testing.T) {
 	s := new(Ring)
 	put := func(id string, disagg uint64) {
-		r := &record{DisaggID: disagg}
-		r.open(id, origin)
-		s.put(r)
+		s.put(&Record{RequestID: id, DisaggID: disagg})
 	}
 	put("twice", 1)
 	put("once", 2)
@@ -296,21 +313,23 @@ func TestExplainRing(t *testing.T) {
 // The stored record shares no memory with the exchange, which reuses its own memory for
 // the next request.
 func TestExplainCopies(t *testing.T) {
-	s := new(Ring)
-	r := fullRecord("r1")
-	s.put(r)
+	b := NewBooks(books.metrics, nil, nil, books.log, nil)
+	r := &Journal{Record: *fullRecord("r1"), books: b}
+	r.Close()
+	s := &b.Ended
 	before, _ := s.Get("r1")
 	want, _ := json.Marshal(before)
-	r.reset()
-	if r.legs != 0 || len(r.candidates) != 0 || len(r.fallbacks) != 0 || r.RequestID != "" {
-		t.Errorf("after reset: %d legs, %d candidates, %d fallbacks", r.legs, len(r.candidates), len(r.fallbacks))
+	if len(before.Legs) != 3 || len(before.Candidates) != 3 || len(before.Fallbacks) != 2 {
+		t.Errorf("explained %+v", before)
 	}
-	r.open("r2", at(1000))
+	if r.legs != 0 || len(r.candidates) != 0 || len(r.fallbacks) != 0 || r.RequestID != "" || len(r.rows) != 3 {
+		t.Errorf("after Close: %d legs of %d, %d candidates, %d fallbacks", r.legs, len(r.rows), len(r.candidates), len(r.fallbacks))
+	}
+	r.Open(b, t.Context(), nil, "r2")
 	for range 3 {
-		row := r.leg(abi.Decode, targetNamed("other"), 9, "other")
-		row.end(at(2000), "other")
+		r.LegEnded(r.BeginLeg(abi.Decode, targetNamed("other"), 9, "other"), "other")
 	}
-	r.fallback("other", "other")
+	r.Fallback("other", "other")
 	r.candidates = append(r.candidates, candidate{engine: "other"})
 	after, _ := s.Get("r1")
 	if got, _ := json.Marshal(after); string(got) != string(want) {
@@ -340,12 +359,12 @@ func TestExplainHammer(t *testing.T) {
 
 func TestExpose(t *testing.T) {
 	h := http.Header{}
-	fullRecord("r").expose(h)
+	(&Journal{Record: *fullRecord("r")}).Expose(h)
 	if h.Get("X-Pdproxy-Prefill") != "p1" || h.Get("X-Pdproxy-Decode") != "d0" || h.Get("X-Pdproxy-Flow") != "prefill_first" {
 		t.Errorf("header %v", h)
 	}
 	h = http.Header{}
-	(&record{Flow: abi.FlowAggregated, decode: "e"}).expose(h)
+	(&Journal{Record: Record{Flow: abi.FlowAggregated, decode: "e"}}).Expose(h)
 	if _, ok := h["X-Pdproxy-Prefill"]; ok || h.Get("X-Pdproxy-Decode") != "e" || h.Get("X-Pdproxy-Flow") != "aggregated" {
 		t.Errorf("header %v", h)
 	}

@@ -16,17 +16,17 @@ import (
 // called only if a filter needs the facts.
 
 func (j *Journal) publishID() {
-	id := j.rec.RequestID
-	j.filters.Update(func(f *abi.StreamFacts) { f.RequestID = id })
+	id := j.RequestID
+	j.Filters.Update(func(f *abi.StreamFacts) { f.RequestID = id })
 }
 
 func (j *Journal) publishRequest(r *openai.Request) {
-	j.filters.Update(func(f *abi.StreamFacts) { f.Model, f.Stream, f.PromptTokens = r.Model, r.Stream, r.PromptTokens })
+	j.Filters.Update(func(f *abi.StreamFacts) { f.Model, f.Stream, f.PromptTokens = r.Model, r.Stream, r.PromptTokens })
 }
 
 func (j *Journal) publishPlacement(p *coordinator.Placement) {
-	since := time.Since(j.rec.Start)
-	j.filters.Update(func(f *abi.StreamFacts) {
+	since := time.Since(j.Start)
+	j.Filters.Update(func(f *abi.StreamFacts) {
 		f.Flow, f.DisaggID = p.Flow, p.ID
 		f.Prefill, f.Decode = streamTarget(p.Prefill), streamTarget(p.Decode)
 		f.Attempts++
@@ -36,27 +36,27 @@ func (j *Journal) publishPlacement(p *coordinator.Placement) {
 	})
 }
 
-func (j *Journal) publishPrefill() {
-	since := time.Since(j.rec.Start)
-	j.filters.Update(func(f *abi.StreamFacts) { f.PrefillDone = since })
+// PrefillDone notes that prefill has answered. Call it only if Filters is set.
+func (j *Journal) PrefillDone() {
+	since := time.Since(j.Start)
+	j.Filters.Update(func(f *abi.StreamFacts) { f.PrefillDone = since })
 }
 
 // publishFirstByte must be called before anything of the answer is written.
-func (j *Journal) publishFirstByte(now time.Time) {
-	since := now.Sub(j.rec.Start)
-	j.filters.Update(func(f *abi.StreamFacts) { f.FirstByte = since })
+func (j *Journal) publishFirstByte(since time.Duration) {
+	j.Filters.Update(func(f *abi.StreamFacts) { f.FirstByte = since })
 }
 
 func (j *Journal) publishEnd() {
-	u := j.rec.Usage
-	since := j.rec.End.Sub(j.rec.Start)
-	j.filters.Update(func(f *abi.StreamFacts) {
+	u := j.Usage
+	since := j.ended.Sub(j.Start)
+	j.Filters.Update(func(f *abi.StreamFacts) {
 		f.End = since
 		if u != (openai.Usage{}) {
 			f.InputTokens, f.OutputTokens, f.CachedTokens = max(0, u.Prompt), max(0, u.Completion), max(0, u.Cached)
 		}
 	})
-	j.rec.notes = append(j.rec.notes, j.filters.Notes()...)
+	j.notes = append(j.notes, j.Filters.Notes()...)
 }
 
 func streamTarget(t engine.Target) abi.StreamTarget {

@@ -1,49 +1,43 @@
 package journal
 
 import (
-	"net/http"
-	"sync"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// record has the events of one request. It is the source of the request's explanation,
-// its spans and its row of /perf_metrics. Its memory is reused. Both legs of a request
-// may call leg, fallback, timed and timing at the same time.
-type record struct {
-	RequestID string
-	DisaggID  uint64
-	Model     string // that serves the request
-	Requested string // the client's name for it, if that is a name of [[model]]; else ""
-	Stream    bool
-	Flow      abi.Flow
-	Policy    string
-	Start     time.Time
-	Placing   time.Time // start of the last placement
-	Placed    time.Time // time of the first placement
-	FirstByte time.Time // when the client got the first event or the whole answer
-	End       time.Time
-	Status    int
-	Outcome   telemetry.Outcome
-	Usage     openai.Usage
+// Record has the events of one request. It is the source of the request's explanation,
+// its spans and its row of /perf_metrics. Its memory is reused.
+type Record struct {
+	RequestID string            // set by Open
+	Start     time.Time         // when the request arrived; set by Open
+	Requested string            // the client's name for the model, if that is a name of [[model]]; else ""
+	Model     string            // that serves the request; set by Described
+	Stream    bool              // the client requested a stream; set by Described
+	DisaggID  uint64            // this and the next two are those of the last placement
+	Flow      abi.Flow          //
+	Policy    string            //
+	FirstByte time.Time         // when the client got the first event or the whole answer; set by AnswerBegins
+	Usage     openai.Usage      // the tokens that the engine reports
+	Status    int               // that the client gets
+	Outcome   telemetry.Outcome // may be replaced until End
 
 	coordination    string            // the sidecar's policy; "" on a proxy that is no sidecar
 	pick            *Pick             // of an ext_proc picker; nil: none was asked
 	turn            conversation.Turn // zero: no policy needs conversations
-	prefill, decode string            // engine names of the last placement
+	placed          time.Time         // time of the first placement
+	ended           time.Time
+	prefill, decode string // engine names of the last placement
 	candidates      []candidate
-	scored          bool       // the policy gave the candidates scores
-	notes           []string   // notes of policies, then notes of filters
-	mu              sync.Mutex // guards rows, legs, fallbacks while two legs run
-	rows            []*Leg     // reused memory
-	legs            int        // how many of rows are those of this request
+	scored          bool     // the policy gave the candidates scores
+	notes           []string // notes of policies, then notes of filters
+	rows            []*Leg   // reused memory
+	legs            int      // how many of rows are those of this request
 	fallbacks       []coordinator.Fallback
 }
 
@@ -52,6 +46,16 @@ type candidate struct {
 	engine string
 	rank   int
 	facts  abi.Candidate
+}
+
+// Pick is the choice of an ext_proc picker.
+type Pick struct {
+	Result       string // as in pdproxy_picker_requests_total
+	Took         time.Duration
+	Destinations []string // as the picker names them
+	Prefill      []string
+	Encoders     []string
+	BodyChanged  bool
 }
 
 // Leg is the row of one leg. The goroutine that runs the leg owns it until the leg has
@@ -73,69 +77,66 @@ type Leg struct {
 	timing    connector.Timing // the engine's report of the leg's timing
 }
 
-func (r *record) open(id string, now time.Time) {
-	r.RequestID, r.Start = id, now
-}
-
-// place notes a placement and the table it was chosen from.
-func (r *record) place(p *coordinator.Placement) {
-	if r.Placed.IsZero() {
-		r.Placed = time.Now()
+// Timing returns the timing of the proxy and of the engines of the last legs, under the
+// names that TensorRT-LLM uses.
+func (j *Journal) Timing() (all connector.Timing) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var prefill, decode *Leg
+	first := time.Time{}
+	for _, l := range j.rows[:j.legs] {
+		if first.IsZero() || l.Start.Before(first) {
+			first = l.Start
+		}
+		if l.Phase == abi.Prefill {
+			prefill = l
+		} else {
+			decode = l
+		}
 	}
-	r.DisaggID, r.Flow, r.Policy, r.turn = p.ID, p.Flow, p.Policy, p.Turn
-	r.prefill, r.decode = p.Prefill.Name(), p.Decode.Name()
-	r.candidates, r.scored = r.candidates[:0], p.Facts.Scored
-	for i, c := range p.Facts.Candidates {
-		t := p.Targets[i]
-		r.candidates = append(r.candidates, candidate{engine: t.Name(), rank: t.Rank, facts: c})
+	if !first.IsZero() {
+		all.AddDuration("disagg_queue", millis(first.Sub(j.Start)))
 	}
-	r.notes = append(r.notes, p.Notes...)
-}
-
-// leg begins a row for one leg.
-func (r *record) leg(phase abi.Phase, t engine.Target, attempt int, id string) *Leg {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.legs == len(r.rows) {
-		r.rows = append(r.rows, new(Leg))
+	if !j.FirstByte.IsZero() {
+		all.AddDuration("disagg_ttft", millis(j.FirstByte.Sub(j.Start)))
 	}
-	row := r.rows[r.legs]
-	r.legs++
-	*row = Leg{Phase: phase, id: id, engine: t.Name(), rank: t.Rank, attempt: attempt, Start: time.Now()}
-	return row
-}
-
-func (r *record) fallback(what, reason string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.fallbacks = append(r.fallbacks, coordinator.Fallback{What: what, Reason: reason})
-}
-
-func (r *record) firstByte(row *Leg, now time.Time) {
-	r.FirstByte = now
-	if row != nil {
-		row.firstByte = now
+	if prefill != nil {
+		all.Join("ctx", prefill.timing)
 	}
-}
-
-// expose adds the placement to the client's answer.
-func (r *record) expose(h http.Header) {
-	if r.prefill != "" {
-		h.Set("X-Pdproxy-Prefill", r.prefill)
+	if decode != nil {
+		all.Join("gen", decode.timing)
 	}
-	h.Set("X-Pdproxy-Decode", r.decode)
-	h.Set("X-Pdproxy-Flow", r.Flow.String())
+	return all
 }
 
-// reset empties the record and keeps its memory.
-func (r *record) reset() {
-	clear(r.candidates)
-	for _, row := range r.rows[:r.legs] {
-		*row = Leg{}
+// Finish returns the facts of a completed request for the finish hook. It combines asked,
+// the facts that the coordinator got, with the record.
+func (j *Journal) Finish(asked abi.RequestFacts) abi.FinishFacts {
+	f := abi.FinishFacts{
+		Request: asked, Outcome: abi.Outcome(j.Outcome), Flow: j.Flow, Status: uint32(j.Status),
+		ID: j.DisaggID, FirstByte: -1, Total: j.ended.Sub(j.Start).Microseconds(), Attempts: uint32(j.legs),
+		PromptTokens: -1, CachedTokens: -1, OutputTokens: -1,
 	}
-	*r = record{rows: r.rows, candidates: r.candidates[:0], fallbacks: r.fallbacks[:0]}
+	f.Request.Model, f.Request.Prompt = j.Model, "" // the memory of the body may be freed
+	if d := j.last.Decode; !d.IsZero() {
+		f.Decode, f.DecodeRank = d.ID, int32(d.Rank)
+		f.Placed = j.placed.Sub(j.Start).Microseconds()
+	}
+	if p := j.last.Prefill; !p.IsZero() {
+		f.Prefill, f.PrefillRank = p.ID, int32(p.Rank)
+	}
+	if !j.FirstByte.IsZero() {
+		f.FirstByte = j.FirstByte.Sub(j.Start).Microseconds()
+	}
+	if j.Usage != (openai.Usage{}) { // all zero: the engine reported none
+		f.PromptTokens, f.CachedTokens, f.OutputTokens = j.Usage.Prompt, j.Usage.Cached, j.Usage.Completion
+	}
+	if f.Outcome != abi.OutcomeOK {
+		for _, l := range j.rows[:j.legs] {
+			if l.reason != "" && l.reason != "cancelled" {
+				f.Failed, f.Reason = l.Phase, l.reason
+			}
+		}
+	}
+	return f
 }
-
-func (l *Leg) answered(now time.Time, status int) { l.head, l.status = now, status }
-
-func (l *Leg) end(now time.Time, reason string) { l.ended, l.reason = now, reason }

@@ -18,8 +18,7 @@ type classVecs struct {
 	byName sync.Map // of *Class
 }
 
-// Class holds the instruments of one priority class. A nil *Class measures nothing. It is safe
-// for concurrent use.
+// Class holds the instruments of one priority class. It is safe for concurrent use.
 type Class struct {
 	vecs       *classVecs
 	name       string
@@ -51,9 +50,6 @@ func (m *Metrics) Class(name string) *Class {
 
 // Move counts a request that leaves one stage and enters another.
 func (c *Class) Move(from, to Stage) {
-	if c == nil {
-		return
-	}
 	if g := c.stages[from]; g != nil {
 		g.Dec()
 	}
@@ -63,25 +59,14 @@ func (c *Class) Move(from, to Stage) {
 }
 
 // FirstByte observes the time until the first byte of a stream.
-func (c *Class) FirstByte(stream bool, d time.Duration) {
-	if c != nil && stream {
-		c.firstToken.Observe(d.Seconds())
-	}
-}
+func (c *Class) FirstByte(d time.Duration) { c.firstToken.Observe(d.Seconds()) }
 
-// QueueWait observes how long a request waited in the proxy, 0 if it did not.
-func (c *Class) QueueWait(d time.Duration) {
-	if c != nil {
-		c.queueWait.Observe(d.Seconds())
+// Ended counts an exchange that has ended.
+func (c *Class) Ended(e *Exchange) {
+	if e.Waited >= 0 {
+		c.queueWait.Observe(e.Waited.Seconds())
 	}
-}
-
-// Exchange counts one ended exchange with the tokens that the engine reported.
-func (c *Class) Exchange(prompt, completion int64, out Outcome) {
-	if c == nil {
-		return
-	}
-	c.vecs.exchanges.WithLabelValues(c.name, out.String()).Inc()
-	c.tokens[0].Add(float64(max(0, prompt)))
-	c.tokens[1].Add(float64(max(0, completion)))
+	c.vecs.exchanges.WithLabelValues(c.name, e.Outcome.String()).Inc()
+	c.tokens[0].Add(float64(max(0, e.Prompt)))
+	c.tokens[1].Add(float64(max(0, e.Completion)))
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	bridge "go.opentelemetry.io/contrib/bridges/prometheus"
@@ -20,22 +19,7 @@ const scope = "github.com/pdproxy/pdproxy"
 // provider that the conventions list.
 const Provider = "pdproxy"
 
-// Operation is one ended request in the terms of OpenTelemetry's conventions for
-// generative AI.
-type Operation struct {
-	Name          string // gen_ai.operation.name, for example chat
-	Model         string // label of the model's metrics
-	Outcome       Outcome
-	Stream        bool
-	Duration      time.Duration
-	FirstByte     time.Duration // 0: the client got nothing
-	Input, Output int64         // tokens; 0 or less: the engine reported none
-	AnsweredModel string        // that the answer names; only for the span; "": unknown
-	FinishReasons []string      // in the order of the choices; only for the span; nil: unknown
-}
-
-// Pusher exports metrics by OTLP. A nil Pusher does nothing. It is safe for concurrent
-// use.
+// Pusher exports metrics by OTLP. It is safe for concurrent use.
 type Pusher struct {
 	provider  *sdkmetric.MeterProvider
 	duration  metric.Float64Histogram
@@ -54,9 +38,6 @@ type setKey struct {
 
 // forget removes the attributes of a model that no engine serves.
 func (p *Pusher) forget(model string) {
-	if p == nil {
-		return
-	}
 	p.sets.Range(func(key, _ any) bool {
 		if key.(setKey).model == model {
 			p.sets.Delete(key)
@@ -114,28 +95,29 @@ func NewPusherTo(reader sdkmetric.Reader, id Identity) (*Pusher, error) {
 	return p, errors.Join(errs[:]...)
 }
 
-// Record adds an ended request to the metrics.
-func (p *Pusher) Record(o *Operation) {
-	if p == nil || o.Name == "" {
+// Record adds an exchange that has ended to the metrics. An exchange without an operation is left
+// out.
+func (p *Pusher) Record(e *Exchange) {
+	if e.Operation == "" {
 		return
 	}
 	ctx := context.Background()
-	key := setKey{operation: o.Name, model: o.Model, outcome: o.Outcome}
-	p.duration.Record(ctx, o.Duration.Seconds(), p.set(key))
+	key := setKey{operation: e.Operation, model: e.Model, outcome: e.Outcome}
+	p.duration.Record(ctx, e.Duration.Seconds(), p.set(key))
 	key.outcome = OutcomeOK
-	if o.Outcome == OutcomeOK && o.Stream && o.FirstByte > 0 {
-		p.firstByte.Record(ctx, o.FirstByte.Seconds(), p.set(key))
-		if o.Output > 1 {
-			p.perToken.Record(ctx, (o.Duration-o.FirstByte).Seconds()/float64(o.Output-1), p.set(key))
+	if e.Outcome == OutcomeOK && e.Stream && e.FirstByte > 0 {
+		p.firstByte.Record(ctx, e.FirstByte.Seconds(), p.set(key))
+		if e.Completion > 1 {
+			p.perToken.Record(ctx, (e.Duration-e.FirstByte).Seconds()/float64(e.Completion-1), p.set(key))
 		}
 	}
-	if o.Input > 0 {
+	if e.Prompt > 0 {
 		key.tokens = "input"
-		p.tokens.Record(ctx, o.Input, p.set(key))
+		p.tokens.Record(ctx, e.Prompt, p.set(key))
 	}
-	if o.Output > 0 {
+	if e.Completion > 0 {
 		key.tokens = "output"
-		p.tokens.Record(ctx, o.Output, p.set(key))
+		p.tokens.Record(ctx, e.Completion, p.set(key))
 	}
 }
 
@@ -164,7 +146,7 @@ func genAI(operation, model string) []attribute.KeyValue {
 	}
 }
 
-// Close exports the remaining data and ends the export.
+// Close exports the remaining data and ends the export. On a nil Pusher it does nothing.
 func (p *Pusher) Close(ctx context.Context) error {
 	if p == nil {
 		return nil

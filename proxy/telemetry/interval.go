@@ -14,8 +14,7 @@ import (
 const intervalBuckets = 16
 
 // Intervals counts the waits between events of one stream, without a lock or an
-// allocation. The zero value is ready for use. One goroutine owns it, and merges it
-// once at the end of the stream.
+// allocation. The zero value is ready for use. One goroutine owns it. Model.Ended merges it.
 type Intervals struct {
 	counts [intervalBuckets]uint32
 	sum    time.Duration
@@ -40,15 +39,6 @@ func (i *Intervals) Count() (n int64) {
 type intervalHistogram struct {
 	counts [intervalBuckets]atomic.Uint64
 	sum    atomic.Int64 // nanoseconds
-}
-
-func (h *intervalHistogram) merge(i *Intervals) {
-	for b, n := range i.counts {
-		if n > 0 {
-			h.counts[b].Add(uint64(n))
-		}
-	}
-	h.sum.Add(int64(i.sum))
 }
 
 // intervalVec is the Prometheus histogram of merged Intervals with one label. It is safe

@@ -16,6 +16,9 @@ import (
 
 // Metrics holds the instruments. All methods are safe for concurrent use.
 type Metrics struct {
+	Other  *Model                 // instruments of requests without a known model
+	Pusher atomic.Pointer[Pusher] // receives the ended exchanges, too; nil: no metrics by OTLP
+
 	exchanges     *prometheus.CounterVec
 	exchangeTime  *prometheus.HistogramVec
 	firstToken    *prometheus.HistogramVec
@@ -28,7 +31,6 @@ type Metrics struct {
 	build         *prometheus.GaugeVec
 	models        models
 	classes       classVecs
-	pusher        atomic.Pointer[Pusher] // nil: no metrics by OTLP
 	reloadSuccess prometheus.Gauge
 	reloadTime    prometheus.Gauge
 	interEvent    *intervalVec
@@ -149,7 +151,7 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.reloadTime = prometheus.NewGauge(prometheus.GaugeOpts{Name: "pdproxy_config_reload_timestamp_seconds", Help: "Time of the last read of the configuration that succeeded."})
 	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pdproxy_buffer_bytes", Help: "Memory that holds requests and answers, in bytes."}, m.bufferBytes)
 	m.models.byName.Store(&map[string]*Model{})
-	m.models.other = m.newModel(OtherModel)
+	m.Other = m.newModel(OtherModel)
 	reg.MustRegister(held, m.pickTime, m.picksLost, m.picksLate, m.reloadSuccess, m.reloadTime, m.interEvent, m.disaggIDs, m.matchRatio, m.distrust)
 	return m
 }
@@ -158,12 +160,6 @@ func New(reg prometheus.Registerer) *Metrics {
 func (m *Metrics) Build(version string) {
 	m.build.WithLabelValues(version, runtime.Version()).Set(1)
 }
-
-// PushTo makes Operation record requests in p, too.
-func (m *Metrics) PushTo(p *Pusher) { m.pusher.Store(p) }
-
-// Operation records an ended request in the metrics that are exported by OTLP.
-func (m *Metrics) Operation(o *Operation) { m.pusher.Load().Record(o) }
 
 // Client counts one ended exchange for the holder of an API key.
 func (m *Metrics) Client(name string, o Outcome) {

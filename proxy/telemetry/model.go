@@ -41,11 +41,6 @@ const (
 	stageCount
 )
 
-// Waits reports whether the request waits.
-func (s Stage) Waits() bool {
-	return s == StageWaitsPlace || s == StageWaitsEngine || s == StageWaitsPolicy || s == StageSaturated
-}
-
 // flows and outcomes bound the table of counters of a model.
 const (
 	flows    = int(abi.FlowReject) + 1
@@ -55,8 +50,8 @@ const (
 // Model holds the instruments of one model. A request looks its Model up once. No method
 // allocates after its first call with the same arguments. It is safe for concurrent use.
 type Model struct {
+	Name         string // value of the label; does not change
 	metrics      *Metrics
-	name         string
 	stages       [stageCount]prometheus.Gauge // nil: the stage has no gauge
 	exchanges    [flows][outcomes]atomic.Pointer[prometheus.Counter]
 	duration     prometheus.Observer
@@ -75,7 +70,6 @@ type Model struct {
 type models struct {
 	mu      sync.Mutex // serializes additions and removals
 	byName  atomic.Pointer[map[string]*Model]
-	other   *Model
 	served  func(name string) bool // guarded by mu; nil: all are served
 	removed time.Time              // of the last search for models to remove; guarded by mu
 }
@@ -100,7 +94,7 @@ func (m *Metrics) Model(name string) *Model {
 		return found
 	}
 	if len(name) > MostModelName || !utf8.ValidString(name) || name == "" {
-		return m.models.other
+		return m.Other
 	}
 	m.models.mu.Lock()
 	defer m.models.mu.Unlock()
@@ -113,7 +107,7 @@ func (m *Metrics) Model(name string) *Model {
 		m.removeModels(next)
 	}
 	if len(next) >= mostModels {
-		return m.models.other
+		return m.Other
 	}
 	made := m.newModel(name)
 	next[name] = made
@@ -142,16 +136,15 @@ func (m *Metrics) removeModels(names map[string]*Model) {
 			v.DeletePartialMatch(of)
 		}
 		m.interEvent.remove(name)
-		m.pusher.Load().forget(name)
+		if p := m.Pusher.Load(); p != nil {
+			p.forget(name)
+		}
 	}
 }
 
-// OtherModel returns the instruments of requests without a known model.
-func (m *Metrics) OtherModel() *Model { return m.models.other }
-
 func (m *Metrics) newModel(name string) *Model {
 	return &Model{
-		metrics: m, name: name,
+		Name: name, metrics: m,
 		stages: [stageCount]prometheus.Gauge{
 			StageWaitsPlace:  m.waiting.WithLabelValues(name, "max_exchanges"),
 			StageWaitsEngine: m.waiting.WithLabelValues(name, "no_engine"),
@@ -172,9 +165,6 @@ func (m *Metrics) newModel(name string) *Model {
 	}
 }
 
-// Name returns the value of the label.
-func (o *Model) Name() string { return o.name }
-
 // Move counts a request that leaves one stage and enters another.
 func (o *Model) Move(from, to Stage) {
 	if from == to {
@@ -192,25 +182,6 @@ func (o *Model) Move(from, to Stage) {
 	}
 }
 
-// QueueWait observes how long a request waited in the proxy, 0 if it did not.
-func (o *Model) QueueWait(d time.Duration) { o.queueWait.Observe(d.Seconds()) }
-
-// Exchange counts one ended exchange.
-func (o *Model) Exchange(flow abi.Flow, out Outcome, d time.Duration) {
-	if o.gone.Load() { // WithLabelValues would make a series again
-		return
-	}
-	at := &o.exchanges[min(int(flow), flows-1)][min(int(out), outcomes-1)]
-	c := at.Load()
-	if c == nil {
-		made := o.metrics.exchanges.WithLabelValues(o.name, flow.String(), out.String())
-		c = &made
-		at.Store(c)
-	}
-	(*c).Inc()
-	o.duration.Observe(d.Seconds())
-}
-
 // FirstByte observes the time until the client's first byte, of a stream or of a whole
 // answer.
 func (o *Model) FirstByte(stream bool, d time.Duration) {
@@ -221,21 +192,57 @@ func (o *Model) FirstByte(stream bool, d time.Duration) {
 	o.wholeAnswer.Observe(d.Seconds())
 }
 
-// MergeIntervals adds the waits of one ended stream.
-func (o *Model) MergeIntervals(i *Intervals) { o.interEvent.merge(i) }
+// Exchange is a request that has ended.
+type Exchange struct {
+	Model     string // Name of the Model
+	Flow      abi.Flow
+	Outcome   Outcome
+	Stream    bool
+	Waited    time.Duration // in the proxy; negative: the request has not come to the point where it may wait
+	FirstByte time.Duration // until the client's first byte; 0: the client got nothing
+	Duration  time.Duration // until the end
+	Intervals *Intervals    // of the stream
 
-// Tokens adds the token counts that an engine reported for one exchange. A negative
-// count was not reported.
-func (o *Model) Tokens(prompt, completion, cached int64) {
-	for n, count := range [...]int64{prompt, completion, cached} {
+	Prompt, Completion, Cached int64 // tokens; negative: the engine has not reported the number
+
+	// Only for spans and the Pusher:
+	Operation     string   // gen_ai.operation.name, for example chat; "": no model runs
+	AnsweredModel string   // that the answer names; only for the span; "": unknown
+	FinishReasons []string // in the order of the choices; only for the span; nil: unknown
+}
+
+// Ended counts an exchange that has ended.
+func (o *Model) Ended(e *Exchange) {
+	if e.Waited >= 0 {
+		o.queueWait.Observe(e.Waited.Seconds())
+	}
+	for b, n := range e.Intervals.counts {
+		if n > 0 {
+			o.interEvent.counts[b].Add(uint64(n))
+		}
+	}
+	o.interEvent.sum.Add(int64(e.Intervals.sum))
+	for n, count := range [...]int64{e.Prompt, e.Completion, e.Cached} {
 		if count > 0 {
 			o.tokens[n].Add(float64(count))
 		}
 	}
-	if prompt > 0 {
-		o.promptTokens.Observe(float64(prompt))
+	if e.Prompt > 0 {
+		o.promptTokens.Observe(float64(e.Prompt))
 	}
-	if completion > 0 {
-		o.outputTokens.Observe(float64(completion))
+	if e.Completion > 0 {
+		o.outputTokens.Observe(float64(e.Completion))
 	}
+	if o.gone.Load() { // WithLabelValues would make a series again
+		return
+	}
+	at := &o.exchanges[min(int(e.Flow), flows-1)][min(int(e.Outcome), outcomes-1)]
+	c := at.Load()
+	if c == nil {
+		made := o.metrics.exchanges.WithLabelValues(o.Name, e.Flow.String(), e.Outcome.String())
+		c = &made
+		at.Store(c)
+	}
+	(*c).Inc()
+	o.duration.Observe(e.Duration.Seconds())
 }

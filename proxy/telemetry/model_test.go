@@ -19,14 +19,14 @@ func TestModelsAreBounded(t *testing.T) {
 	m := New(reg)
 	first := m.Model("first")
 	for i := range 10_000 {
-		m.Model(fmt.Sprint("adapter-", i)).Exchange(abi.FlowAggregated, OutcomeOK, time.Second)
+		m.Model(fmt.Sprint("adapter-", i)).Ended(ended(abi.FlowAggregated, OutcomeOK))
 	}
 	if m.Model("first") != first {
 		t.Error("a known model lost its instruments")
 	}
 	for _, name := range []string{"", "\xff", strings.Repeat("n", MostModelName+1), "one too many"} {
-		if got := m.Model(name); got != m.OtherModel() {
-			t.Errorf("model %.20q has the label %.20q", name, got.Name())
+		if got := m.Model(name); got != m.Other {
+			t.Errorf("model %.20q has the label %.20q", name, got.Name)
 		}
 	}
 	if n := testutil.CollectAndCount(m.exchanges); n != mostModels {
@@ -56,44 +56,49 @@ func TestStages(t *testing.T) {
 			t.Errorf("stage %d: gauges %s, want %s", tt.to, show(), tt.want)
 		}
 	}
-	o.QueueWait(0)
+	o.Ended(ended(abi.FlowNone, OutcomeShed))
+	one := ended(abi.FlowAggregated, OutcomeOK)
+	one.Waited = 0
+	o.Ended(one)
 	if n := samples(t, reg, "pdproxy_queue_wait_seconds"); n != 1 {
-		t.Errorf("%d waits", n)
+		t.Errorf("%d waits, want 1: a request that was refused before it could wait has none", n)
 	}
+}
+
+// measured returns an exchange that did not wait.
+func measured() *Exchange {
+	one := ended(abi.FlowPrefillFirst, OutcomeOK)
+	one.Waited, one.Prompt, one.Completion, one.Cached = 0, 10, 20, 5
+	return one
 }
 
 // TestModelCostsNothing: the instruments of a request allocate nothing.
 func TestModelCostsNothing(t *testing.T) {
 	m := New(prometheus.NewRegistry())
 	m.Model("llama")
-	var i Intervals
+	one := measured()
 	if n := testing.AllocsPerRun(100, func() {
 		o := m.Model("llama")
 		o.Move(StageNone, StageRuns)
 		o.FirstByte(true, time.Second)
-		i.Observe(time.Millisecond)
-		o.MergeIntervals(&i)
-		o.Tokens(10, 20, 5)
+		one.Intervals.Observe(time.Millisecond)
 		o.Move(StageRuns, StageNone)
-		o.QueueWait(0)
-		o.Exchange(abi.FlowPrefillFirst, OutcomeOK, time.Second)
+		o.Ended(one)
 	}); n != 0 {
 		t.Errorf("%v allocations for a request", n)
 	}
 }
 
 func BenchmarkModel(b *testing.B) {
-	m := New(prometheus.NewRegistry())
+	m, one := New(prometheus.NewRegistry()), measured()
 	b.ReportAllocs()
 	for b.Loop() {
 		o := m.Model("llama")
 		o.Move(StageNone, StageWaitsPlace)
 		o.Move(StageWaitsPlace, StageRuns)
 		o.FirstByte(true, time.Second)
-		o.Tokens(10, 20, 5)
 		o.Move(StageRuns, StageNone)
-		o.QueueWait(0)
-		o.Exchange(abi.FlowPrefillFirst, OutcomeOK, time.Second)
+		o.Ended(one)
 	}
 }
 
@@ -108,13 +113,10 @@ func TestModelsLeave(t *testing.T) {
 		use := func(name string) *Model {
 			o := m.Model(name)
 			o.Move(StageNone, StageRuns)
-			o.QueueWait(0)
 			o.FirstByte(true, time.Second)
 			o.FirstByte(false, time.Second)
-			o.Tokens(1, 1, 1)
-			o.MergeIntervals(&Intervals{})
 			o.Move(StageRuns, StageNone)
-			o.Exchange(abi.FlowAggregated, OutcomeOK, time.Second)
+			o.Ended(measured())
 			return o
 		}
 		base, running := use("base"), m.Model("running")
@@ -125,8 +127,8 @@ func TestModelsLeave(t *testing.T) {
 			for i := range 200 {
 				name := fmt.Sprintf("adapter-%d-%d", round, i)
 				served[name] = true
-				if last = use(name); last.Name() != name {
-					t.Fatalf("%s has the label %s", name, last.Name())
+				if last = use(name); last.Name != name {
+					t.Fatalf("%s has the label %s", name, last.Name)
 				}
 			}
 			for i := range 200 {
@@ -166,7 +168,7 @@ func TestModelsLeave(t *testing.T) {
 		removed := m.Model("base")
 		removed.gone.Store(true)
 		before := testutil.CollectAndCount(m.exchanges)
-		removed.Exchange(abi.FlowReject, OutcomeInternal, time.Second)
+		removed.Ended(ended(abi.FlowReject, OutcomeInternal))
 		if n := testutil.CollectAndCount(m.exchanges); n != before {
 			t.Error("a request that ends after the removal made a series")
 		}

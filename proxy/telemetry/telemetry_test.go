@@ -15,12 +15,20 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
+// ended returns an exchange of one second whose engine reported no tokens and that was never to
+// wait.
+func ended(flow abi.Flow, out Outcome) *Exchange {
+	return &Exchange{Flow: flow, Outcome: out, Duration: time.Second, Waited: -1, Intervals: new(Intervals)}
+}
+
 func TestMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	m := New(reg)
 	o := m.Model("llama")
-	o.Exchange(abi.FlowPrefillFirst, OutcomeOK, time.Second)
-	m.OtherModel().Exchange(abi.FlowNone, OutcomeClientError, time.Second)
+	one := ended(abi.FlowPrefillFirst, OutcomeOK)
+	one.Prompt, one.Completion, one.Cached = 5, -1, 3 // the engine reported no second count
+	o.Ended(one)
+	m.Other.Ended(ended(abi.FlowNone, OutcomeClientError))
 	m.Client("team", OutcomeOK)
 	o.FirstByte(true, time.Second)
 	o.FirstByte(false, 3*time.Second)
@@ -34,7 +42,6 @@ func TestMetrics(t *testing.T) {
 	m.Cancelled(abi.Prefill)
 	m.BrokenStream("leg")
 	m.Shed("queue_full")
-	o.Tokens(5, -1, 3) // the engine reported no second count
 	m.Restart("p0")
 	m.Minted("snowflake")
 	meter := m.PolicyMeter("least_load", "place")
@@ -119,8 +126,10 @@ func TestIntervals(t *testing.T) {
 	for _, d := range []time.Duration{-time.Second, 0, 500 * time.Microsecond, 1500 * time.Microsecond, 20 * time.Millisecond, time.Hour} {
 		i.Observe(d)
 	}
-	m.OtherModel().MergeIntervals(&i)
-	m.OtherModel().MergeIntervals(&Intervals{})
+	one := ended(abi.FlowNone, OutcomeOK)
+	one.Intervals = &i
+	m.Other.Ended(one)
+	m.Other.Ended(ended(abi.FlowNone, OutcomeOK))
 	families, err := reg.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +192,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// Without a tracer, all methods do nothing and the caller needs no checks.
+// TestNoTracer: without an endpoint there is no tracer, and Close accepts that.
 func TestNoTracer(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
 	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
@@ -191,10 +200,6 @@ func TestNoTracer(t *testing.T) {
 	if tr != nil || err != nil {
 		t.Fatalf("NewTracer(t.Context(), Identity{}) = %v, %v, want nil, nil", tr, err)
 	}
-	s := tr.Start(http.Header{}, time.Now())
-	s.Inject(func(string, string) { t.Error("a line was set") })
-	s.Child("x", time.Now(), time.Now())
-	s.End(time.Now(), OutcomeOK)
 	if err := tr.Close(t.Context()); err != nil {
 		t.Error(err)
 	}

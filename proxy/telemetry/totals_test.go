@@ -17,12 +17,15 @@ func TestTotals(t *testing.T) {
 	if got := m.Totals(); len(got.Outcomes) != 0 || got.Shed != 0 || len(got.InterEvent.Counts) != intervalBuckets {
 		t.Errorf("before the first exchange: %+v", got)
 	}
-	known, other := m.Model("sim"), m.OtherModel()
-	known.Exchange(abi.FlowAggregated, OutcomeOK, time.Second)
-	other.Exchange(abi.FlowConcurrent, OutcomeOK, time.Second)
-	known.Exchange(abi.FlowConcurrent, OutcomeBroken, time.Second)
-	known.Tokens(7, 5, 0)
-	other.Tokens(3, 0, 4)
+	known, other := m.Model("sim"), m.Other
+	one := ended(abi.FlowAggregated, OutcomeOK)
+	one.Prompt, one.Completion = 7, 5
+	one.Intervals.Observe(3 * time.Millisecond)
+	known.Ended(one)
+	one = ended(abi.FlowConcurrent, OutcomeOK)
+	one.Prompt, one.Cached = 3, 4
+	other.Ended(one)
+	known.Ended(ended(abi.FlowConcurrent, OutcomeBroken))
 	m.LegError(abi.Prefill, "p0", "refused")
 	m.LegError(abi.Decode, "d0", "refused")
 	m.LegError(abi.Decode, "d0", "timeout")
@@ -32,9 +35,6 @@ func TestTotals(t *testing.T) {
 	other.FirstByte(true, 3*time.Millisecond)
 	known.FirstByte(true, 3*time.Second)
 	known.FirstByte(true, time.Hour)
-	var i Intervals
-	i.Observe(3 * time.Millisecond)
-	known.MergeIntervals(&i)
 	got := m.Totals()
 	for name, pair := range map[string][2]map[string]float64{
 		"outcomes":   {got.Outcomes, {"ok": 2, "broken": 1}},

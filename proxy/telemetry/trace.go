@@ -12,8 +12,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Tracer makes one span for each exchange. A nil Tracer and a nil Span do nothing and
-// cost nothing. Spans are built from the exchange's record at its end. Only the ids
+// Tracer makes one span for each exchange. Spans are built from the exchange's record at its end. Only the ids
 // exist before, because engines receive them.
 type Tracer struct {
 	provider *sdk.TracerProvider
@@ -45,7 +44,7 @@ func NewTracerTo(options ...sdk.TracerProviderOption) *Tracer {
 	return &Tracer{provider: p, tracer: p.Tracer(scope)}
 }
 
-// Close flushes and ends the export.
+// Close flushes and ends the export. On a nil Tracer it does nothing.
 func (t *Tracer) Close(ctx context.Context) error {
 	if t == nil {
 		return nil
@@ -66,9 +65,6 @@ var w3c = propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, 
 // Start begins the span of a request with these header lines. It returns nil if the
 // request is not sampled.
 func (t *Tracer) Start(h http.Header, at time.Time) *Span {
-	if t == nil {
-		return nil
-	}
 	ctx := w3c.Extract(context.Background(), propagation.HeaderCarrier(h))
 	ctx, span := t.tracer.Start(ctx, "pdproxy.exchange", trace.WithTimestamp(at), trace.WithSpanKind(trace.SpanKindServer))
 	if !span.IsRecording() {
@@ -77,12 +73,8 @@ func (t *Tracer) Start(h http.Header, at time.Time) *Span {
 	return &Span{ctx: ctx, tracer: t.tracer, span: span}
 }
 
-// Inject calls set for each header line that passes the span to an engine. A nil span
-// calls nothing, so that the client's own lines are kept.
+// Inject calls set for each header line that passes the span to an engine.
 func (s *Span) Inject(set func(name, value string)) {
-	if s == nil {
-		return
-	}
 	carrier := propagation.MapCarrier{}
 	w3c.Inject(s.ctx, carrier)
 	for k, v := range carrier {
@@ -92,7 +84,7 @@ func (s *Span) Inject(set func(name, value string)) {
 
 // Child adds a child span that has already ended. With a zero time it adds nothing.
 func (s *Span) Child(name string, start, end time.Time, attrs ...attribute.KeyValue) {
-	if s == nil || start.IsZero() || end.IsZero() || end.Before(start) {
+	if start.IsZero() || end.IsZero() || end.Before(start) {
 		return
 	}
 	_, c := s.tracer.Start(s.ctx, name, trace.WithTimestamp(start), trace.WithAttributes(attrs...))
@@ -101,47 +93,44 @@ func (s *Span) Child(name string, start, end time.Time, attrs ...attribute.KeyVa
 
 // Answered returns the attributes of the answer: gen_ai.response.model, a string, and
 // gen_ai.response.finish_reasons, a list of strings. An attribute without a value is left out.
-func (o *Operation) Answered() []attribute.KeyValue {
+func (e *Exchange) Answered() []attribute.KeyValue {
 	var list []attribute.KeyValue
-	if o.AnsweredModel != "" {
-		list = append(list, attribute.String("gen_ai.response.model", o.AnsweredModel))
+	if e.AnsweredModel != "" {
+		list = append(list, attribute.String("gen_ai.response.model", e.AnsweredModel))
 	}
-	if len(o.FinishReasons) > 0 {
-		list = append(list, attribute.StringSlice("gen_ai.response.finish_reasons", o.FinishReasons))
+	if len(e.FinishReasons) > 0 {
+		list = append(list, attribute.StringSlice("gen_ai.response.finish_reasons", e.FinishReasons))
 	}
 	return list
 }
 
 // Operation adds the child span of a request in the terms of OpenTelemetry's conventions for
 // generative AI: a call of the engines, from start to the end of the request.
-func (s *Span) Operation(o *Operation, start, end time.Time, attrs ...attribute.KeyValue) {
-	if s == nil || o.Name == "" || end.Before(start) {
+func (s *Span) Operation(e *Exchange, start, end time.Time, attrs ...attribute.KeyValue) {
+	if e.Operation == "" || end.Before(start) {
 		return
 	}
-	_, c := s.tracer.Start(s.ctx, o.Name+" "+o.Model, trace.WithTimestamp(start), trace.WithSpanKind(trace.SpanKindClient),
-		trace.WithAttributes(genAI(o.Name, o.Model)...), trace.WithAttributes(attrs...))
-	c.SetAttributes(attribute.Bool("gen_ai.request.stream", o.Stream))
-	if o.Stream && o.FirstByte > 0 {
-		c.SetAttributes(attribute.Float64("gen_ai.response.time_to_first_chunk", o.FirstByte.Seconds()))
+	_, c := s.tracer.Start(s.ctx, e.Operation+" "+e.Model, trace.WithTimestamp(start), trace.WithSpanKind(trace.SpanKindClient),
+		trace.WithAttributes(genAI(e.Operation, e.Model)...), trace.WithAttributes(attrs...))
+	c.SetAttributes(attribute.Bool("gen_ai.request.stream", e.Stream))
+	if e.Stream && e.FirstByte > 0 {
+		c.SetAttributes(attribute.Float64("gen_ai.response.time_to_first_chunk", e.FirstByte.Seconds()))
 	}
-	if o.Input > 0 {
-		c.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", o.Input))
+	if e.Prompt > 0 {
+		c.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", e.Prompt))
 	}
-	if o.Output > 0 {
-		c.SetAttributes(attribute.Int64("gen_ai.usage.output_tokens", o.Output))
+	if e.Completion > 0 {
+		c.SetAttributes(attribute.Int64("gen_ai.usage.output_tokens", e.Completion))
 	}
-	if o.Outcome != OutcomeOK {
-		c.SetAttributes(attribute.String("error.type", o.Outcome.String()))
-		c.SetStatus(codes.Error, o.Outcome.String())
+	if e.Outcome != OutcomeOK {
+		c.SetAttributes(attribute.String("error.type", e.Outcome.String()))
+		c.SetStatus(codes.Error, e.Outcome.String())
 	}
 	c.End(trace.WithTimestamp(end))
 }
 
 // End ends the exchange's span.
 func (s *Span) End(at time.Time, o Outcome, attrs ...attribute.KeyValue) {
-	if s == nil {
-		return
-	}
 	s.span.SetAttributes(attrs...)
 	s.span.SetAttributes(attribute.String("pdproxy.outcome", o.String()))
 	if o != OutcomeOK {

@@ -13,15 +13,14 @@ import (
 )
 
 // ended returns the record of a request that one decode engine served.
-func ended(id string, change func(r *record)) *record {
-	r := &record{}
-	r.open(id, origin)
-	r.place(&coordinator.Placement{Flow: abi.FlowAggregated, Decode: targetNamed("d0")})
-	r.End, r.Status, r.Outcome = at(5), 200, telemetry.OutcomeOK
+func ended(id string, change func(r *Journal)) *Record {
+	r := opened(id)
+	r.Placed(&coordinator.Placement{Flow: abi.FlowAggregated, Decode: targetNamed("d0"), Matched: -1}, 0)
+	r.ended, r.Status, r.Outcome = at(5), 200, telemetry.OutcomeOK
 	if change != nil {
 		change(r)
 	}
-	return r
+	return &r.Record
 }
 
 func ids(rows []EndedRow) (list []string) {
@@ -35,21 +34,19 @@ func ids(rows []EndedRow) (list []string) {
 // client was at fault or has left.
 func TestRecentTrouble(t *testing.T) {
 	s := new(Ring)
-	for id, change := range map[string]func(r *record){
+	for id, change := range map[string]func(r *Journal){
 		"ok":           nil,
-		"client error": func(r *record) { r.Outcome = telemetry.OutcomeClientError },
-		"cancelled": func(r *record) {
+		"client error": func(r *Journal) { r.Outcome = telemetry.OutcomeClientError },
+		"cancelled": func(r *Journal) {
 			r.Outcome = telemetry.OutcomeCancelled
-			r.leg(abi.Decode, targetNamed("d0"), 1, "").end(at(3), "cancelled")
+			r.LegCancelled(r.BeginLeg(abi.Decode, targetNamed("d0"), 1, ""))
 		},
-		"! broken":    func(r *record) { r.Outcome = telemetry.OutcomeBroken },
-		"! shed":      func(r *record) { r.Outcome = telemetry.OutcomeShed },
-		"! no target": func(r *record) { r.Outcome = telemetry.OutcomeNoTarget },
-		"! fallback":  func(r *record) { r.fallback("mint", "late") },
-		"! lost leg": func(r *record) {
-			l := r.leg(abi.Decode, targetNamed("d1"), 1, "")
-			l.end(at(3), "dial")
-			l.failed = true
+		"! broken":    func(r *Journal) { r.Outcome = telemetry.OutcomeBroken },
+		"! shed":      func(r *Journal) { r.Outcome = telemetry.OutcomeShed },
+		"! no target": func(r *Journal) { r.Outcome = telemetry.OutcomeNoTarget },
+		"! fallback":  func(r *Journal) { r.Fallback("mint", "late") },
+		"! lost leg": func(r *Journal) {
+			r.LegFailed(r.BeginLeg(abi.Decode, targetNamed("d1"), 1, ""), "dial")
 		},
 	} {
 		s.put(ended(id, change))
@@ -80,9 +77,9 @@ func TestRecentTrouble(t *testing.T) {
 // TestRecentFlood: many requests with the same trouble do not hide one with another trouble.
 func TestRecentFlood(t *testing.T) {
 	s := new(Ring)
-	s.put(ended("broken", func(r *record) { r.Outcome = telemetry.OutcomeBroken }))
+	s.put(ended("broken", func(r *Journal) { r.Outcome = telemetry.OutcomeBroken }))
 	for i := range 1000 {
-		s.put(ended(fmt.Sprint(i), func(r *record) { r.fallback("place", "parked") }))
+		s.put(ended(fmt.Sprint(i), func(r *Journal) { r.Fallback("place", "parked") }))
 	}
 	if got := ids(s.Recent(0).Troubled); len(got) != mostAlike+1 || got[0] != "999" || got[mostAlike] != "broken" {
 		t.Errorf("troubled are %q", got)
@@ -95,7 +92,7 @@ func TestRecentPositions(t *testing.T) {
 	s := new(Ring)
 	put := func(from, to int) {
 		for i := from; i < to; i++ {
-			s.put(ended(fmt.Sprint(i), func(r *record) { r.Usage = openai.Usage{Prompt: 10, Cached: int64(i % 2)} }))
+			s.put(ended(fmt.Sprint(i), func(r *Journal) { r.Usage = openai.Usage{Prompt: 10, Cached: int64(i % 2)} }))
 		}
 	}
 	if got := s.Recent(0); got.Next != 0 || len(got.Latest) != 0 || len(got.Prompts) != 0 {

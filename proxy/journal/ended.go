@@ -3,7 +3,9 @@ package journal
 import (
 	"fmt"
 	"slices"
+	"strconv"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -106,7 +108,7 @@ func (s *Ring) Recent(after uint64) Recent {
 }
 
 // computer returns the name of the engine that computed the prompt, "" for none.
-func (r *record) computer() string {
+func (r *Record) computer() string {
 	if r.prefill != "" {
 		return r.prefill
 	}
@@ -115,7 +117,7 @@ func (r *record) computer() string {
 
 // troubled reports whether the request or one of its legs failed, or the proxy deviated from
 // the configuration. A client that leaves is no trouble.
-func (r *record) troubled() bool {
+func (r *Record) troubled() bool {
 	switch r.Outcome {
 	case telemetry.OutcomeNone, telemetry.OutcomeOK, telemetry.OutcomeClientError, telemetry.OutcomeCancelled:
 		return len(r.fallbacks) > 0 || slices.ContainsFunc(r.rows[:r.legs], func(l *Leg) bool { return l.failed })
@@ -123,10 +125,10 @@ func (r *record) troubled() bool {
 	return true
 }
 
-func (r *record) endedRow() EndedRow {
+func (r *Record) endedRow() EndedRow {
 	e := EndedRow{
-		RequestID: r.RequestID, End: unix(r.End), Model: r.Model, Flow: r.Flow.String(), Outcome: r.Outcome.String(), Status: r.Status,
-		DurationMS: millis(r.End.Sub(r.Start)), Prefill: r.prefill, Decode: r.decode,
+		RequestID: r.RequestID, End: unix(r.ended), Model: r.Model, Flow: r.Flow.String(), Outcome: r.Outcome.String(), Status: r.Status,
+		DurationMS: millis(r.ended.Sub(r.Start)), Prefill: r.prefill, Decode: r.decode,
 		PromptTokens: max(r.Usage.Prompt, 0), CachedTokens: max(r.Usage.Cached, 0), OutputTokens: max(r.Usage.Completion, 0),
 		FirstByteMS: since(r.Start, r.FirstByte),
 	}
@@ -139,4 +141,43 @@ func (r *record) endedRow() EndedRow {
 		e.Fallbacks = append(e.Fallbacks, ExplainedFallback{What: f.What, Reason: f.Reason})
 	}
 	return e
+}
+
+// PerfRow is one exchange in GET /perf_metrics; times are seconds since the Unix epoch;
+// 0: the event did not happen. Members with the same meaning have the names of
+// TensorRT-LLM's own rows (tensorrt_llm/serve/perf_metrics.py).
+type PerfRow struct {
+	RequestID    string  `json:"request_id"`
+	CtxRequestID string  `json:"ctx_request_id"`
+	CtxServer    string  `json:"ctx_server"`
+	GenServer    string  `json:"gen_server"`
+	Arrival      float64 `json:"disagg_server_arrival_time"`
+	CtxDispatch  float64 `json:"ctx_dispatch_time"`
+	CtxDone      float64 `json:"ctx_done_time"`
+	GenDispatch  float64 `json:"gen_dispatch_time"`
+	FirstToken   float64 `json:"disagg_server_first_token_time"`
+	End          float64 `json:"disagg_server_end_time"`
+	Outcome      string  `json:"outcome"`
+	PromptTokens int64   `json:"prompt_tokens"`
+	OutputTokens int64   `json:"output_tokens"`
+	CachedTokens int64   `json:"cached_tokens"`
+
+	CtxTiming *ExplainedTiming `json:"ctx_timing,omitempty"`
+	GenTiming *ExplainedTiming `json:"gen_timing,omitempty"`
+}
+
+func (r *Record) perfRow() PerfRow {
+	p := PerfRow{
+		RequestID: r.RequestID, CtxRequestID: strconv.FormatUint(r.DisaggID, 10), CtxServer: r.prefill, GenServer: r.decode,
+		Arrival: unix(r.Start), FirstToken: unix(r.FirstByte), End: unix(r.ended), Outcome: r.Outcome.String(),
+		PromptTokens: max(r.Usage.Prompt, 0), OutputTokens: max(r.Usage.Completion, 0), CachedTokens: max(r.Usage.Cached, 0),
+	}
+	for _, l := range r.rows[:r.legs] { // the last leg of each phase counts
+		if l.Phase == abi.Prefill {
+			p.CtxDispatch, p.CtxDone, p.CtxTiming = unix(l.Start), unix(l.ended), r.explainTiming(l)
+		} else {
+			p.GenDispatch, p.GenTiming = unix(l.Start), r.explainTiming(l)
+		}
+	}
+	return p
 }
