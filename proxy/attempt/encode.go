@@ -19,18 +19,11 @@ const encodeWidth = 16
 // errEncode is the cause with which the other encode calls end when one has failed.
 var errEncode = errors.New("another part could not be encoded")
 
-// encode sends the images and sounds of the request to the encoders of the model, before any
+// encode sends the images and sounds of the request to the encoders of the pool, before any
 // other leg is sent and once for all attempts. If no encoder is ready, encode counts a
 // fallback and returns nil: the other engines then encode the parts themselves.
-func (a *attempt) encode() error {
+func (a *attempt) encode(pool *engine.Pool) error {
 	env := a.env
-	if env.encoded {
-		return nil
-	}
-	pool := a.encoderPool()
-	if pool == nil {
-		return nil
-	}
 	legs := a.conn.(connector.Encoder).Encode(&a.c)
 	if len(legs) > 0 {
 		targets := env.encoders(pool, a.p.Decode.Spec.Connector)
