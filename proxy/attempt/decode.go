@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -104,7 +103,7 @@ func (a *attempt) answerBody() (b []byte, err error) {
 
 // readRefusal reads an answer that is not a 2xx, and returns the failure of the leg.
 func (a *attempt) readRefusal(l *leg, resp *upstream.Response) error {
-	answer, err := readAnswer(a.env.Memory, resp, buffer.MaxAnswer, l.Start.Add(l.limit)) // an error may quote the prompt
+	answer, err := readAnswer(a.env.Memory, resp, l.Start.Add(l.limit)) // an error may quote the prompt
 	defer func() { answer.Free() }()
 	if err != nil {
 		return l.failed(err)

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
@@ -115,7 +114,7 @@ func (a *attempt) encodeLeg(ctx context.Context, l *leg, shaped connector.Leg) (
 		return a.legEnded(ctx, l, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(env.Memory, resp, buffer.MaxAnswer, l.Start.Add(limit))
+	answer, err := readAnswer(env.Memory, resp, l.Start.Add(limit))
 	defer answer.Free()
 	switch {
 	case err != nil:

@@ -120,18 +120,18 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped *connector.Leg, w wai
 		return nil, l.failed(err)
 	}
 	env.Journal.LegAnswered(l.Leg, resp.Status)
-	if a.timed() {
+	if a.c.TRTLLM.PerfMetrics {
 		env.Journal.LegTimed(l.Leg, connector.ReadTiming(resp.Get))
 	}
 	return resp, nil
 }
 
-// readAnswer reads the whole answer of an engine, limit bytes at most, into a buffer that
+// readAnswer reads the whole answer of an engine, buffer.MaxAnswer bytes at most, into a buffer that
 // memory counts. The whole answer must arrive before the time by; a zero time sets no limit
 // beyond the limit of each read. The error is downstream.ErrMemory, buffer.ErrTooLarge or an
 // *upstream.Error. After an error the buffer may be nil.
-func readAnswer(memory *buffer.Budget, resp *upstream.Response, limit int, by time.Time) (*buffer.Buffer, error) {
-	b, err := memory.ReadAll(resp, resp.ContentLength, limit, by)
+func readAnswer(memory *buffer.Budget, resp *upstream.Response, by time.Time) (*buffer.Buffer, error) {
+	b, err := memory.ReadAll(resp, resp.ContentLength, buffer.MaxAnswer, by)
 	switch err {
 	case buffer.ErrFull:
 		err = downstream.ErrMemory

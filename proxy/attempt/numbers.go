@@ -12,11 +12,6 @@ import (
 // client gets them and decode ends before prefill has answered.
 const numbersPatience = time.Second
 
-// timed reports whether the proxy requests from the engines the timing of their legs.
-func (a *attempt) timed() bool {
-	return a.c.TRTLLM.PerfMetrics
-}
-
 // cutTiming removes the engine's timing from the end of whole, the last events of a leg's
 // stream, and records it.
 func (a *attempt) cutTiming(l *leg, whole []byte) []byte {
@@ -85,8 +80,11 @@ func (a *attempt) recounts() bool {
 func (a *attempt) cachedByPrefill() int64 {
 	if a.concurrent && !a.both.over {
 		a.awaitNumbers()
+		if !a.both.over {
+			return 0
+		}
 	}
-	if a.concurrent && !a.both.over || a.prefill.answer == nil {
+	if a.prefill.answer == nil {
 		return 0
 	}
 	u, _ := openai.ParseUsage(a.prefill.answer.B)

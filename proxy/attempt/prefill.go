@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -129,7 +128,7 @@ func (a *attempt) runPrefill(ctx context.Context, shaped connector.Leg, r *prefi
 // readPrefill reads the whole answer of the prefill leg into r, until the time by at most.
 func (a *attempt) readPrefill(l *leg, resp *upstream.Response, by time.Time, r *prefillLeg) (err error) {
 	defer resp.Close()
-	r.answer, err = readAnswer(a.env.Memory, resp, buffer.MaxAnswer, by)
+	r.answer, err = readAnswer(a.env.Memory, resp, by)
 	switch {
 	case err != nil:
 		err = l.failed(err)
@@ -231,7 +230,7 @@ func (a *attempt) replyHandoff() error {
 	h.Set("Content-Type", "application/json")
 	if env.Request.Stream {
 		h.Set("Content-Type", "text/event-stream")
-	} else if a.timed() {
+	} else if a.c.TRTLLM.PerfMetrics {
 		a.tellTiming()
 	}
 	return env.Answer(http.StatusOK, a.prefill.handoff.Answer)

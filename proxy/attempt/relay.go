@@ -59,7 +59,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	if err := a.claimAnswer(ctx, true); err != nil {
 		return err
 	}
-	s := streamRelay{a: a, l: l, timed: a.timed(), recounts: a.recounts(), cached: -1}
+	s := streamRelay{a: a, l: l, timed: a.c.TRTLLM.PerfMetrics, recounts: a.recounts(), cached: -1}
 	s.cuts = a.p.Decode.Spec.Bidirectional && !a.p.Prefill.IsZero() && !a.c.Trust
 	s.edits = s.timed || s.cuts || a.concurrent
 	if s.recounts && !a.concurrent {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -15,7 +14,7 @@ import (
 // relayWhole reads the answer to its end, then writes it to the client.
 func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Response) error {
 	env := a.env
-	answer, err := readAnswer(env.Memory, resp, buffer.MaxAnswer, l.Start.Add(a.wholeLimit(l)))
+	answer, err := readAnswer(env.Memory, resp, l.Start.Add(a.wholeLimit(l)))
 	defer func() { answer.Free() }()
 	if err != nil {
 		return l.failed(err)
@@ -77,11 +76,12 @@ func (a *attempt) answerWhole(l *leg, resp *upstream.Response, answer, public []
 	} else {
 		env.Client.CopyHeader(resp)
 	}
-	if a.timed() {
+	if a.c.TRTLLM.PerfMetrics {
 		a.tellTiming()
 	}
 	a.keepTurn(answer, true)
 	if env.Answering != nil {
+		env.reached = true // the attempt has not ended yet
 		env.Answering()
 	}
 	return env.Answer(resp.Status, public)
