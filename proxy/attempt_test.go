@@ -1,15 +1,22 @@
 package proxy
 
 import (
+	"context"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
 // faulty is a connector whose named methods panic.
@@ -75,6 +82,139 @@ func TestPanicLeavesNothingBehind(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// panickingClient is a client whose first call panics one second after it began, unless its engine
+// has answered before.
+type panickingClient struct {
+	upstream.Client
+	over *atomic.Bool
+}
+
+func (c panickingClient) Do(ctx context.Context, req *upstream.Request) (*upstream.Response, error) {
+	if c.over.Swap(true) {
+		return c.Client.Do(ctx, req)
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if resp, err := c.Client.Do(ctx, req); err == nil {
+		resp.Close()
+	}
+	panic("faulty")
+}
+
+// panickingWriter is a client's connection that panics when the given piece of a stream is written.
+type panickingWriter struct {
+	http.ResponseWriter
+	at string
+}
+
+func (w panickingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w panickingWriter) Write(p []byte) (int, error) {
+	if string(p) == w.at {
+		panic("faulty")
+	}
+	return w.ResponseWriter.Write(p)
+}
+
+// panickingCoordinator panics when it is asked for another decode engine.
+type panickingCoordinator struct{ coordinator.Coordinator }
+
+func (c panickingCoordinator) Place(ctx context.Context, ask *coordinator.Ask) (*coordinator.Placement, error) {
+	if !ask.Prefill.IsZero() {
+		panic("faulty")
+	}
+	return c.Coordinator.Place(ctx, ask)
+}
+
+// Wherever an attempt panics while it waits, it frees everything: the KV on the engines, the lease,
+// the memory, and its place on the pair. newWorld asserts that no lease and no memory is left.
+func TestPanicWhileAnAttemptWaits(t *testing.T) {
+	isCleanup := func(leg seenLeg) bool { return strings.HasSuffix(leg.header.Get("X-Request-Id"), "-cleanup") }
+	for name, tt := range map[string]struct {
+		connector string
+		hangs     string // this engine receives its leg and does not answer, and the call of the leg panics
+		write     string // the relay panics when it writes this
+		refuses   bool   // decode refuses its leg, and the search for another engine panics
+		cleanup   string // the label of the clean-up calls; "": there are none
+		calls     int
+	}{
+		"for prefill's answer":     {connector: "vllm-nixl", hangs: "p0"}, // prefill frees the blocks of a call that has ended before its answer
+		"for decode's head":        {connector: "vllm-nixl", hangs: "d0", cleanup: "abort_decode", calls: 1},
+		"for another decode":       {connector: "vllm-nixl", refuses: true, cleanup: "abort_decode", calls: 1},
+		"in the relay":             {connector: "vllm-nixl", write: eventB},
+		"for concurrent prefill":   {connector: "sglang", hangs: "p0", cleanup: "abort_rid", calls: 2},
+		"for concurrent decode":    {connector: "sglang", hangs: "d0", cleanup: "abort_rid", calls: 2},
+		"in a relay with two legs": {connector: "sglang", write: eventB, cleanup: "abort_rid", calls: 1}, // on decode, which may still generate
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				engines := []*fakeEngine{
+					{name: "p0", role: "prefill", connector: tt.connector, serve: func(c *engineConn, nth int) {
+						switch {
+						case strings.Contains(c.leg.path, "abort"):
+							c.json(200, "{}")
+						case tt.hangs == "p0" || tt.connector == "sglang" && tt.hangs != "":
+							c.hold()
+						case tt.connector == "sglang":
+							c.json(200, `{"choices":[{"text":"x","finish_reason":"length"}]}`)
+						default:
+							prefillAnswers(c, nth)
+						}
+					}},
+					{name: "d0", role: "decode", connector: tt.connector, serve: func(c *engineConn, _ int) {
+						switch {
+						case strings.Contains(c.leg.path, "abort"):
+							c.json(200, "{}")
+						case isCleanup(c.leg):
+							c.send(streamHead)
+							c.hold()
+						case tt.hangs != "":
+							c.hold()
+						case tt.refuses:
+							c.send("HTTP/1.1 503 x\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
+						default:
+							c.stream(eventA, eventB, done)
+						}
+					}},
+				}
+				var over atomic.Bool
+				w := newWorld(t, setup{engines: engines,
+					clients: func(name string, c upstream.Client) upstream.Client {
+						if name == tt.hangs {
+							return panickingClient{c, &over}
+						}
+						return c
+					},
+					options: func(o *Options) {
+						if tt.refuses {
+							o.Coordinator = panickingCoordinator{o.Coordinator}
+						}
+						if tt.write != "" {
+							o.Wrap = func(h http.Handler) http.Handler {
+								return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(panickingWriter{w, tt.write}, r) })
+							}
+						}
+					}})
+				if a := w.post(completionsPath, completions(true)); a.err == nil && a.status != 500 {
+					t.Errorf("got status %d: %s", a.status, a.body)
+				}
+				w.outcome(telemetry.OutcomeInternal)
+				time.Sleep(time.Minute) // for the clean-up
+				synctest.Wait()
+				if all, n := w.metric("pdproxy_kv_cleanups_total"), w.cleaned(tt.cleanup); all != float64(tt.calls) || tt.calls > 0 && n != all {
+					t.Errorf("got %v clean-ups, %v of them %s; want %d", all, n, tt.cleanup, tt.calls)
+				}
+				known := w.registry.Snapshot()
+				p, d := engine.Target{Instance: known.Instance("p0")}, engine.Target{Instance: known.Instance("d0")}
+				if s := w.registry.Pair(p, d).State(); s == abi.PairWarming {
+					t.Error("the pair still counts the attempt")
+				}
+				w.settled()
+			})
+		})
 	}
 }
 

@@ -47,6 +47,8 @@ type setup struct {
 	needs   abi.Needs         // of the policies
 	known   coordinator.State // nothing, unless a test sets it
 	sockets bool              // real ones on the loopback instead of pipes
+	// clients changes the client of the named engine; nil: no change.
+	clients func(name string, c upstream.Client) upstream.Client
 }
 
 // world is a server with its listeners and with fake engines. All connections are in
@@ -96,10 +98,14 @@ func newWorld(t *testing.T, o setup) *world {
 		Protocols: func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
 		NewClient: func(spec config.Engine) (upstream.Client, error) {
 			u, err := url.Parse(spec.URL)
-			if e := byHost[u.Host]; e != nil {
-				return upstream.New(upstream.Options{URL: u, Dial: e.dial}), nil
+			e := byHost[u.Host]
+			switch {
+			case e == nil:
+				return upstream.New(upstream.Options{URL: u}), err
+			case o.clients != nil:
+				return o.clients(e.name, upstream.New(upstream.Options{URL: u, Dial: e.dial})), nil
 			}
-			return upstream.New(upstream.Options{URL: u}), err
+			return upstream.New(upstream.Options{URL: u, Dial: e.dial}), nil
 		},
 		NewProbe: func(config.Engine) (http.RoundTripper, error) { return probes(byHost), nil },
 		OnState: func(i *engine.Instance, s engine.State) {

@@ -23,14 +23,14 @@ func TestClaimAnswerAfterPrefillFailed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failure := &Error{Reason: "reset"}
 		ctx, cancel := context.WithCancelCause(t.Context())
-		a := &attempt{both: concurrentLegs{prefill: make(chan prefillResult, 1)}}
+		a := &attempt{concurrent: true}
 		a.both.winner.Store(prefillFailed)
 		time.AfterFunc(time.Second, func() { cancel(failure) })
 		if err := a.claimAnswer(ctx, true); !errors.Is(err, failure) {
 			t.Errorf("claimAnswer returned %v, want prefill's failure", err)
 		}
-		if a.owed.KVRead {
-			t.Error("owed.KVRead is set, want false: decode must not have the KV")
+		if a.kvRead {
+			t.Error("kvRead is set, want false: decode must not have the KV")
 		}
 	})
 }
@@ -41,7 +41,7 @@ func TestPanicBesideDecodeEndsTheAttempt(t *testing.T) {
 	logged := &lines{}
 	env := &Env{Journal: new(journal.Journal)} // no configuration: the leg panics
 	env.Journal.Open(journal.NewBooks(telemetry.New(prometheus.NewRegistry()), nil, nil, slog.New(slog.NewTextHandler(logged, nil)), nil), t.Context(), http.Header{}, "r")
-	a := &attempt{env: env, p: &coordinator.Placement{}}
+	a := &attempt{env: env, owed: owed{p: &coordinator.Placement{}}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	if r := a.prefillBeside(t.Context(), connector.Leg{}, buffer.Get(1), cancel); !errors.Is(r.err, ErrPanicked) {

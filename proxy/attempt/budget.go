@@ -20,13 +20,15 @@ type Budget struct {
 
 // Request counts one request.
 func (b *Budget) Request(now time.Time) {
-	b.roll(now)
+	if step := now.UnixNano() / int64(retryWindow); step != b.step.Load() {
+		b.roll(step)
+	}
 	b.exchanges.Add(1)
 }
 
 // Allow takes one retry from the budget. It returns false if the budget is used up.
 func (b *Budget) Allow(now time.Time, share float64, floor int) bool {
-	b.roll(now)
+	b.roll(now.UnixNano() / int64(retryWindow))
 	limit := int64(share*float64(b.exchanges.Load())) + int64(floor)
 	if b.retries.Add(1) > limit {
 		b.retries.Add(-1)
@@ -35,8 +37,8 @@ func (b *Budget) Allow(now time.Time, share float64, floor int) bool {
 	return true
 }
 
-func (b *Budget) roll(now time.Time) {
-	step := now.UnixNano() / int64(retryWindow)
+// roll begins the window step, if it has not begun.
+func (b *Budget) roll(step int64) {
 	old := b.step.Load()
 	if step == old || !b.step.CompareAndSwap(old, step) {
 		return

@@ -14,14 +14,14 @@ import (
 // returns after the engines have answered their aborts, because the legs of a retry must not
 // overlap with the legs of this attempt.
 func (a *attempt) cleanUp(err error) {
-	if a.owed.late != nil && !a.owed.KVRead {
+	if a.prefill.late != nil && !a.kvRead {
 		a.awaitLate()
 		return
 	}
-	if !maybeSent(err) && a.owed.Handoff == nil && !a.isConcurrent() {
+	if !maybeSent(err) && !a.prefill.read && !a.concurrent {
 		return
 	}
-	calls := a.conn.Cleanup(&a.c, a.owed.Orphan)
+	calls := a.conn.Cleanup(&a.c, a.orphan())
 	if len(calls) == 0 {
 		return
 	}
@@ -33,11 +33,11 @@ func (a *attempt) cleanUp(err error) {
 	if e := unresponsiveLeg(err); e != nil {
 		job.Hold(e.Target)
 	}
-	if a.owed.DecodeSent && (failed == nil || failed.Status == 0) && a.p.Flow == abi.FlowPrefillFirst {
+	if a.decodeSent && (failed == nil || failed.Status == 0) && a.p.Flow == abi.FlowPrefillFirst {
 		job.YieldToDecode()
 	}
 	tried := a.env.Cleanups.Start(job)
-	if !a.isConcurrent() || a.env.Client.Begun() || job.Slow() {
+	if !a.concurrent || a.env.Client.Begun() || job.Slow() {
 		return
 	}
 	select {
@@ -70,16 +70,12 @@ func (a *attempt) newJob() cleanup.Job {
 	return j
 }
 
-// setOrphanCleanup informs the coordinator that prefill is done. If this process shares a
-// coordinator, it also gives the coordinator the calls that free prefill's blocks, in case this
-// process dies before decode has read them.
+// setOrphanCleanup gives the coordinator, which this process shares, the calls that free prefill's
+// blocks, in case this process dies before decode has read them.
 func (a *attempt) setOrphanCleanup() {
-	if a.p.Lease.WantsOrphanCleanup() {
-		if calls := a.conn.Cleanup(&a.c, a.owed.Orphan); slices.ContainsFunc(calls, func(c connector.Cleanup) bool { return c.Leg.Path != "" }) {
-			a.p.Lease.SetOrphanCleanup(a.cleanupJob(calls).Encode())
-		}
+	if calls := a.conn.Cleanup(&a.c, a.orphan()); slices.ContainsFunc(calls, func(c connector.Cleanup) bool { return c.Leg.Path != "" }) {
+		a.p.Lease.SetOrphanCleanup(a.cleanupJob(calls).Encode())
 	}
-	a.p.Lease.PrefillDone()
 }
 
 // registerOrphanCleanup gives the coordinator, before the legs are sent, the calls that make decode
@@ -100,7 +96,7 @@ func (a *attempt) registerOrphanCleanup() error {
 	if err := a.env.Client.Derive(len(job)); err != nil { // until the answer begins, as the lease holds it
 		return err
 	}
-	a.owed.registered = true
+	a.registered = true
 	a.p.Lease.RegisterOrphanCleanup(job)
 	return nil
 }
@@ -108,8 +104,8 @@ func (a *attempt) registerOrphanCleanup() error {
 // awaitLate passes the prefill leg, whose engine did not answer in time, to the clean-up. The
 // clean-up waits for the engine's answer and then frees the blocks.
 func (a *attempt) awaitLate() {
-	env, left := a.env, a.owed.late
-	a.owed.late = nil
+	env, left := a.env, a.prefill.late
+	a.prefill.late = nil
 	req := new(openai.Request) // the clean-up may run longer than the request of the exchange
 	body := env.Client.HoldBody()
 	if openai.ParseRequest(env.Request.API, body.B, req) != nil { // cannot happen: it was parsed before
@@ -118,7 +114,7 @@ func (a *attempt) awaitLate() {
 		return
 	}
 	j := a.newJob()
-	late := &cleanup.Late{Leg: left, Connector: a.conn, Attempt: a.c, Orphan: a.owed.Orphan, Body: body, Job: &j}
+	late := &cleanup.Late{Leg: left, Connector: a.conn, Attempt: a.c, Orphan: a.orphan(), Body: body, Job: &j}
 	late.Attempt.Request = req
 	a.passTurn(late)
 	env.Cleanups.AwaitLate(late)

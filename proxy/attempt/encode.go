@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
@@ -19,18 +18,11 @@ const encodeWidth = 16
 // errEncode is the cause with which the other encode calls end when one has failed.
 var errEncode = errors.New("another part could not be encoded")
 
-// encode sends the images and sounds of the request to the encoders of the model, before any
+// encode sends the images and sounds of the request to the encoders of the pool, before any
 // other leg is sent and once for all attempts. If no encoder is ready, encode counts a
 // fallback and returns nil: the other engines then encode the parts themselves.
-func (a *attempt) encode() error {
+func (a *attempt) encode(pool *engine.Pool) error {
 	env := a.env
-	if env.encoded {
-		return nil
-	}
-	pool := a.encoderPool()
-	if pool == nil {
-		return nil
-	}
 	legs := a.conn.(connector.Encoder).Encode(&a.c)
 	if len(legs) > 0 {
 		targets := env.encoders(pool, a.p.Decode.Spec.Connector)
@@ -122,7 +114,7 @@ func (a *attempt) encodeLeg(ctx context.Context, l *leg, shaped connector.Leg) (
 		return a.legEnded(ctx, l, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(env.Memory, resp, buffer.MaxAnswer, l.Start.Add(limit))
+	answer, err := readAnswer(env.Memory, resp, l.Start.Add(limit))
 	defer answer.Free()
 	switch {
 	case err != nil:

@@ -2,15 +2,22 @@ package attempt
 
 import (
 	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
+	"github.com/pdproxy/pdproxy/proxy/retained"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -88,12 +95,7 @@ func (env *Env) ReleaseBody() {
 	env.Client.ReleaseBody()
 }
 
-// begin sends the head of the answer to the client. The request cannot be retried afterwards.
-func (env *Env) begin(status int) {
-	env.note(status)
-	env.Client.Begin(status)
-}
-
+// note records that the answer to the client begins.
 func (env *Env) note(status int) {
 	env.Journal.Status = status
 	if env.Config.Server.ExposePlacement {
@@ -121,7 +123,9 @@ func (env *Env) AnswerReply(e *Error) {
 // Reset clears the request and keeps the allocated memory.
 func (env *Env) Reset() {
 	clear(env.Fields)
-	env.legs.reset()
+	for _, one := range env.legs.list[:env.legs.used] { // all legs have ended
+		*one = leg{fields: one.fields}
+	}
 	*env = Env{Fields: env.Fields[:0], legs: legs{list: env.legs.list}}
 }
 
@@ -148,10 +152,51 @@ type HookAnswer struct {
 	Same     coordinator.Pair // the targets of a retry on the same targets; zero: no such retry
 }
 
-// beginLeg begins a leg on t, the given try of its phase.
-func (env *Env) beginLeg(phase abi.Phase, t engine.Target, try int, id string) *leg {
-	l := env.legs.take()
-	l.target, l.try = t, try
-	l.Leg = env.Journal.BeginLeg(phase, t, try, id)
-	return l
+// Options are the services that all attempts of a process share. All fields are needed.
+type Options struct {
+	Registry    *engine.Registry
+	Coordinator coordinator.Coordinator
+	Connector   func(name string) connector.Connector // of a name that the configuration has
+	Memory      *buffer.Budget                        // counts the answers that are held
+	Cleanups    *cleanup.Runner
+	Retained    retained.Store
+	Prompts     *prompt.Matcher
+	Log         *slog.Logger
+}
+
+// Services holds the state that all attempts of a process share. It is safe for concurrent use.
+type Services struct {
+	Options
+	Budget Budget // of retries
+
+	process string        // 16 hex digits, random: the first half of leg ids
+	ids     atomic.Uint64 // of legs
+	encodes atomic.Uint64 // requests for encoders
+	warned  sync.Map      // ids of the prefill engines that warnForeign has warned of
+}
+
+// NewServices returns the Services of a process.
+func NewServices(o Options) *Services {
+	return &Services{Options: o, process: downstream.RandomHex(8)}
+}
+
+// LegID returns a new id for one attempt: 32 lower-case hex digits. The width is fixed
+// because SGLang aborts by prefix. Ids are unique over processes and restarts.
+func (s *Services) LegID() string {
+	var b [32]byte
+	copy(b[:], s.process)
+	n := s.ids.Add(1)
+	for i := 31; i >= 16; i-- {
+		b[i] = "0123456789abcdef"[n&15]
+		n >>= 4
+	}
+	return string(b[:])
+}
+
+// warnForeign logs, once for each prefill engine, that its answer names a foreign host.
+func (s *Services) warnForeign(prefill engine.Target) {
+	if _, warned := s.warned.LoadOrStore(prefill.ID, true); !warned {
+		s.Log.Warn("the answer of prefill names a host that is not known to be prefill's; decode does not connect to that host and computes the prompts itself (engine.kv_hosts lists further hosts of an engine)",
+			"engine", prefill.Name())
+	}
 }

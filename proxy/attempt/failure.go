@@ -1,6 +1,8 @@
 package attempt
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -8,8 +10,10 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
 // Causes with which the context of a leg ends, beside downstream.ErrDraining.
@@ -171,4 +175,189 @@ func firstLegError(errs []error) (first error) {
 		}
 	}
 	return first
+}
+
+// failed returns the failure of a leg that ended with an error of the upstream client, or
+// because the proxy lacks memory or descriptors.
+func (l *leg) failed(err error) *failure {
+	f := &failure{Phase: l.Phase, Target: l.target, Reason: "reset", Code: 502, sent: true, err: err}
+	var ue *upstream.Error
+	if downstream.OwnFault(err) {
+		var oe *openai.Error
+		errors.As(err, &oe)
+		f.Reason, f.Code, f.exempt = oe.Code.String(), 503, true
+		return f
+	}
+	if errors.As(err, &ue) {
+		f.sent = ue.Sent
+		if ue.Local {
+			f.Reason, f.Code, f.exempt = downstream.ErrOverloaded.Code.String(), downstream.ErrOverloaded.Status, true
+			f.err = fmt.Errorf("%w: %w", downstream.ErrOverloaded, err)
+			return f
+		}
+		f.Reason = ue.Op
+		if ue.Timeout {
+			f.Reason, f.Code = "timeout", 504
+		}
+	}
+	if errors.Is(err, upstream.ErrEvicted) {
+		f.Reason, f.Code, f.Unresponsive, f.exempt = "silent", 504, l.target, true
+	}
+	return f
+}
+
+// notSent returns the failure of a leg for whose request the proxy lacks memory.
+func (l *leg) notSent(err error) *failure {
+	f := l.failed(err)
+	f.sent = false
+	return f
+}
+
+// failedBy returns the failure of a leg for a reason that its answer shows.
+func (l *leg) failedBy(reason string, code int, err error) *failure {
+	return &failure{Phase: l.Phase, Target: l.target, Reason: reason, Code: code, sent: true, err: err}
+}
+
+// rejected returns the failure of a leg whose answer is not a 2xx. For a 4xx the request is at
+// fault, and the client gets the engine's answer unchanged. With any other status another
+// engine may succeed, and also after a 401 if the engine did not get the client's own key. If no
+// other engine has room, the client gets the answer of the engine that had none. A
+// remote may blame the operator's key or account: see blamesOperator. If exempt is set, the
+// engine is not at fault for a 5xx.
+func (a *attempt) rejected(l *leg, resp *upstream.Response, answer []byte, exempt bool) *failure {
+	f := &failure{Phase: l.Phase, Target: l.target, Reason: fmt.Sprintf("status_%d", resp.Status), Status: resp.Status, Code: 502, sent: true}
+	ownKey := l.target.APIKey != "" || a.env.Key != ""
+	switch {
+	case l.target.IsRemote() && blamesOperator(resp.Status):
+	case resp.Status/100 == 4 && !(resp.Status == 401 && ownKey), openai.Overloaded(resp.Status, resp.Get("Retry-After"), answer):
+		return a.refusedBy(l, f, replyHeader(l.target, resp), answer)
+	case resp.Status/100 == 5:
+		f.exempt = exempt
+	}
+	return f
+}
+
+// failedInside returns the failure of a leg whose answer has status 200 and reports an error
+// inside: vLLM and SGLang report an error before the first token of a stream as an event that
+// contains the status, and SGLang reports some aborts as a finish reason. err may be nil.
+func (a *attempt) failedInside(l *leg, reason string, status int, data []byte, err error) *failure {
+	f := &failure{Phase: l.Phase, Target: l.target, Reason: reason, Status: status, Code: 502, sent: true, err: err}
+	if (status/100 == 4 || openai.Overloaded(status, "", data)) && !(l.target.IsRemote() && blamesOperator(status)) {
+		return a.refusedBy(l, f, http.Header{"Content-Type": {"application/json"}}, data)
+	}
+	return f
+}
+
+// refusedBy makes f the failure of a leg that a working engine has refused with an answer for the
+// client, which refusedBy copies.
+func (a *attempt) refusedBy(l *leg, f *failure, header http.Header, answer []byte) *failure {
+	if err := a.env.Client.Reserve(len(answer)); err != nil {
+		return l.failed(err)
+	}
+	f.Reply = &Reply{header: header, body: bytes.Clone(answer)}
+	f.Permanent = upstream.RequestAtFault(f.Status)
+	f.Overloaded = f.Status == http.StatusTooManyRequests || f.Status == http.StatusServiceUnavailable
+	return f
+}
+
+// classify makes the error of a leg that failed with f. It decides which engine or pair is at
+// fault.
+func (a *attempt) classify(l *leg, f *failure) *Error {
+	e := Error(*f)
+	e.elapsed = time.Since(l.Start)
+	if errors.Is(f.err, errKVLate) {
+		e.Pair = a.pair
+		return &e
+	}
+	if l.Phase == abi.Decode && a.pair != nil && !a.kvRead && f.Unresponsive.IsZero() {
+		switch {
+		case !f.sent:
+			if f.Code == 504 && a.leaseOver() { // no engine is at fault: the leg waited for a free connection (max_conns)
+				e.Reason, e.exempt = reasonKVLease, true
+			}
+		case f.Overloaded:
+		case f.Status/100 == 5: // decode answers, but not with the KV of this prefill
+			e.Pair = a.pair
+		case l.kvBound && f.Code == 504:
+			e.Pair, e.Reason = a.pair, reasonKVLate
+		}
+	}
+	if l.Phase == abi.Prefill && a.concurrent && a.pair != nil && f.sent && f.Code == 504 && !l.short && f.Unresponsive.IsZero() {
+		e.Pair = a.pair // prefill waits for the blocks of decode
+	}
+	e.exempt = e.exempt || l.short && e.Code == 504
+	e.Reserved = l.reserved
+	if l.starved && !e.Unresponsive.IsZero() {
+		e.Reason, e.Unresponsive = reasonKVUnresponsive, a.p.Prefill
+	}
+	return &e
+}
+
+// legEnded records a leg that did not succeed, and returns its error. If the leg ended because
+// its context ended, no engine has failed, and legEnded returns the cause of the context. A leg
+// that failed before its context ended has failed: the failure of one concurrent leg also
+// reaches the other leg through the engines.
+func (a *attempt) legEnded(ctx context.Context, l *leg, err error) error {
+	var f *failure
+	failed := errors.As(err, &f)
+	cause := context.Cause(ctx)
+	switch {
+	case failed && errors.Is(err, upstream.ErrUnwanted):
+		a.env.Journal.LegEnded(l.Leg, "no_decode")
+		f.err = a.noDecode()
+		return f
+	case ctx.Err() != nil && errors.Is(cause, errKVLate):
+		f = l.failedBy(reasonKVLate, 504, errKVLate)
+	case ctx.Err() != nil && (!failed || errors.Is(err, ctx.Err()) || errors.Is(err, cause)):
+		a.env.Journal.LegCancelled(l.Leg)
+		return cause
+	case !failed: // the client's connection failed, not the engine
+		a.env.Journal.LegEnded(l.Leg, "client")
+		return err
+	}
+	e := a.classify(l, f)
+	a.legFailed(l, e)
+	return e
+}
+
+// noDecode returns the error of an attempt whose KV no decode engine can use any more.
+func (a *attempt) noDecode() error {
+	return &coordinator.NoTargetError{Phase: abi.Decode, Model: a.env.Ask.Model}
+}
+
+// legFailed counts a failed leg. The breaker of the engine, or the pair, counts the failure
+// unless the request, the load, the proxy or the limit of the plan policy is at fault.
+func (a *attempt) legFailed(l *leg, e *Error) {
+	if downstream.OwnFault(e) {
+		a.env.Journal.LegEnded(l.Leg, e.Reason)
+		return
+	}
+	a.env.Journal.LegFailed(l.Leg, e.Reason)
+	if e.Status == 0 && e.Unresponsive.IsZero() {
+		e.Target.ProbeSoon()
+	}
+	switch {
+	case e.exempt:
+	case engine.IsRefused(e.err):
+		e.Target.Refused()
+	case e.Reply != nil || e.Permanent || e.Overloaded: // the engine works
+		e.Target.Breaker.Success()
+	case e.Pair != nil:
+		kind := e.Reason
+		if e.Phase == abi.Prefill {
+			kind = engine.Unmet
+		}
+		if e.Pair.Failure(kind) {
+			a.env.Log.Warn("pair is broken", "prefill", e.Pair.Prefill.Name(), "prefill_rank", e.Pair.Prefill.Rank,
+				"decode", e.Pair.Decode.Name(), "decode_rank", e.Pair.Decode.Rank, "reason", kind)
+		}
+		if !a.trial && (kind == reasonKVLate || kind == engine.Unmet) { // the engine of the leg may also hang by itself
+			e.Target.Breaker.Failure()
+		}
+	default:
+		e.Target.Breaker.Failure()
+		if a.env.WarmUp && a.pair != nil && e.sent && e.Unresponsive.IsZero() { // SGLang's engines both report a failed transfer as their own
+			a.pair.Failure(e.Reason)
+		}
+	}
 }

@@ -79,7 +79,7 @@ func (a *attempt) observe() error {
 	if err := g.Forward(f); err != nil {
 		return a.legEnded(env.Context, l, err)
 	}
-	env.reached = true
+	a.decodeSent = true
 	a.releaseRequest()
 	head, err := g.Head()
 	if err != nil {
@@ -136,18 +136,22 @@ func (a *attempt) spare() []engine.Target {
 func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 	env := a.env
 	f := &Forwarding{Decode: a.p.Decode, Prefill: a.p.Prefill, Spare: spare, Path: env.Request.Path(), Header: env.Fields}
-	if a.encoderPool() != nil && len(a.conn.(connector.Encoder).Encode(&a.c)) > 0 {
-		f.Encoders = env.encoders(a.encoderPool(), a.p.Decode.Spec.Connector)
+	if pool := a.encoderPool(); pool != nil && len(a.conn.(connector.Encoder).Encode(&a.c)) > 0 {
+		f.Encoders = env.encoders(pool, a.p.Decode.Spec.Connector)
 	}
 	if env.Request.Target == "" {
 		f.Query = env.Client.URL().RawQuery
 	}
-	var shaped connector.Leg
-	if err := a.shapeAggregated(&shaped); err != nil {
+	body, err := a.answerBody()
+	if err != nil {
+		return nil, err
+	}
+	shaped, err := a.conn.Aggregated(&a.c, body)
+	if err != nil {
 		return nil, err
 	}
 	if f.Body = shaped.Body; !shaped.Alias {
-		a.owed.legBody.Set(shaped.Body)
+		a.legBody.Set(shaped.Body)
 	}
 	if a.p.Prefill.IsZero() && a.p.Decode.Spec.Endpoint == "" {
 		f.Path = a.p.Decode.Prefix + shaped.Path
@@ -158,7 +162,9 @@ func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 			f.Header = append(f.Header, h)
 		}
 	}
-	f.Header = withKey(f.Header, a.p.Decode.Instance)
+	if a.p.Decode.APIKey != "" {
+		f.Header = withKey(f.Header, a.p.Decode.Instance)
+	}
 	return f, nil
 }
 
@@ -192,7 +198,7 @@ func (o *observation) leaveEngine() {
 // engine is not known.
 func (o *observation) goOn(p *coordinator.Placement) error {
 	a, env := o.a, o.a.env
-	a.p.Lease.Release()
+	a.leavePlacement()
 	if p == nil {
 		o.unknown = true
 		return o.begin()
@@ -206,7 +212,8 @@ func (o *observation) goOn(p *coordinator.Placement) error {
 
 // begin begins the client's answer and reads the answer of the gateway to its end.
 func (o *observation) begin() error {
-	o.a.env.begin(o.head.Status)
+	o.a.env.note(o.head.Status)
+	o.a.env.Client.Begin(o.head.Status)
 	if o.head.Hidden && o.ok() {
 		o.a.p.Lease.Answered(o.stream())
 		o.a.env.Journal.AnswerBegins(o.l.Leg)
@@ -320,7 +327,7 @@ func (o *observation) ended() {
 	env.Journal.AnswerBegins(o.l.Leg)
 	if u, ok := openai.ParseUsage(o.body); ok {
 		env.Journal.Usage = u
-		if a.p.Flow == abi.FlowAggregated {
+		if a.p.Flow == abi.FlowAggregated && a.p.Matched >= 0 {
 			a.reportCached(o.body)
 		}
 	} else {

@@ -2,138 +2,381 @@ package attempt
 
 import (
 	"context"
+	"errors"
+	"io"
 	"time"
 
-	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// relay sends a 2xx answer to the client: a stream event by event, any other answer when the
-// proxy has read all of it. If an engine dies in the middle of an answer that is no stream,
-// another engine can still answer the request.
-func (a *attempt) relay(ctx context.Context, l *leg, resp *upstream.Response) error {
-	if a.env.Request.Stream && isStream(resp) {
-		return a.relayStream(ctx, l, resp)
-	}
-	return a.relayWhole(ctx, l, resp)
-}
+const (
+	// streamBuffer is the size of the read buffer of a stream, in bytes. It holds many events
+	// and keeps few pages of memory resident.
+	streamBuffer = 4 << 10
+	// maxHead limits the bytes of a stream that are held until its first content. The head may
+	// have the ids of the prompt's tokens, once for each choice.
+	maxHead = 1 << 20
+	// headHold is how long the head of an answer is held for its first content while the engine
+	// sends keep-alives. An engine that fails to load the KV reports that at once.
+	headHold = 5 * time.Second
+	// writeCheck is how often a stream renews its write deadline.
+	writeCheck = time.Second
+)
 
-// relayWhole reads the answer to its end, then writes it to the client.
-func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Response) error {
+var (
+	errNoEnd   = errors.New("the stream ended without its closing event")
+	errAborted = errors.New("the engine aborted the request")
+	errNoEvent = &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: errors.New("comments only")}
+)
+
+// relayStream writes whole events to the client as they come, with one flush per read. The
+// client receives nothing before the first event that has content. If the engine reports an
+// error or the end of the stream before that event, the leg has failed, and the exchange may
+// retry it.
+func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Response) error {
 	env := a.env
-	answer, err := readAnswer(env.Memory, resp, buffer.MaxAnswer, l.Start.Add(a.wholeLimit(l)))
-	defer func() { answer.Free() }()
+	buf, err := env.Memory.Get(streamBuffer)
 	if err != nil {
-		return l.failed(err)
+		return l.failed(downstream.ErrMemory)
 	}
-	if len(answer.B) == 0 && env.Request.API != openai.EngineRoute {
-		return l.failedBy("empty_answer", 502, nil)
-	}
-	if reason, status := openai.WholeFailure(env.Request.API, answer.B); reason != "" {
-		return a.failedInside(l, reason, status, answer.B, nil)
-	}
-	if err := a.awaitPrefill(ctx); err != nil {
+	defer func() { buf.Free() }()
+	if err := a.readHead(l, resp, buf); err != nil {
 		return err
 	}
-	if err := a.awaitVerdict(ctx); err != nil {
+	if a.both.merger != nil {
+		if err := a.awaitPrefill(ctx); err != nil {
+			return err
+		}
+	}
+	if !resp.Commit() {
+		return l.failed(&upstream.Error{Op: upstream.OpBody, Sent: true, Err: upstream.ErrEvicted})
+	}
+	if err := a.claimAnswer(ctx, true); err != nil {
 		return err
 	}
-	if a.p.Decode.IsRemote() && !isJSONObject(answer.B) {
-		return l.failedBy("bad_answer", 502, nil)
+	s := streamRelay{a: a, l: l, timed: a.c.TRTLLM.PerfMetrics, recounts: a.recounts(), cached: -1}
+	s.cuts = a.p.Decode.Spec.Bidirectional && !a.p.Prefill.IsZero() && !a.c.Trust
+	s.edits = s.timed || s.cuts || a.concurrent
+	if s.recounts && !a.concurrent {
+		s.cached = a.cachedByPrefill() // releaseRequest frees prefill's answer
 	}
-	if err := a.claimAnswer(ctx, false); err != nil {
-		return err
-	}
-	public, err := a.public(answer.B)
-	if err != nil {
-		a.keepTurn(answer.B, false)
-	}
-	if downstream.OwnFault(err) {
-		return l.failed(err)
-	}
-	if err != nil {
-		return l.failedBy("bad_answer", 502, err)
-	}
+	a.releaseRequest()
 	l.short = false
 	env.Journal.AnswerBegins(l.Leg)
 	if env.Journal.Span != nil {
-		env.Journal.Whole(env.Request.API, public)
+		env.Journal.StreamBegan(env.Request.API, buf.B)
 	}
-	if a.recounts() {
-		public = openai.RecountCached(public, a.cachedByPrefill())
-	}
-	if u, ok := openai.ParseUsage(public); ok {
-		env.Journal.Usage = u
-		if a.p.Flow == abi.FlowAggregated {
-			a.reportCached(answer.B)
-		}
+	if a.p.Decode.IsRemote() {
+		a.copyRemoteHeader(resp)
 	} else {
-		env.Journal.Counted = wholeTokens(env.Request.API, answer.B)
+		env.Client.CopyHeader(resp)
 	}
-	a.copyHeader(resp)
-	a.tellTiming()
-	a.keepTurn(answer.B, true)
-	if env.Answering != nil {
-		env.Answering()
+	env.note(resp.Status)
+	env.Client.Begin(resp.Status) // the request cannot be retried afterwards
+	resp.SetIdleTimeout(time.Duration(env.Config.Timeouts.StreamIdle))
+
+	s.events.Reasons = env.Journal.Span != nil
+	if a.both.merger != nil || s.cuts {
+		s.events.Limit = buffer.MaxAnswer // only a whole event can be completed or cut
 	}
-	return env.Answer(resp.Status, public)
+	if env.Request.API == openai.Responses {
+		s.events.Begin(buf.B)
+	}
+	first := buf
+	buf = nil
+	defer env.Memory.Release(first.Uncount()) // later pieces of the stream use as much at most
+	return s.end(ctx, s.pump(ctx, resp, first))
 }
 
-// wholeTokens returns the estimated tokens of an answer without usage: a quarter of its bytes.
-func wholeTokens(api openai.API, answer []byte) int64 {
-	if !api.Generates() {
-		return 0
-	}
-	return int64(len(answer)+3) / 4
-}
-
-// wholeLimit returns how long an answer that is no stream may take, from the start of its leg
-// to its last byte. The limit of the KV transfer does not apply: the proxy cannot see when
-// the transfer of such an answer has ended.
-func (a *attempt) wholeLimit(l *leg) time.Duration {
-	if !l.kvBound {
-		return l.limit
-	}
-	limit, _ := a.within(time.Duration(a.env.Config.Timeouts.FirstByte))
-	return limit
-}
-
-// notePair reports to the pair whether the KV transfer worked, and, for a stream, how long the
-// transfer took. If decode got no KV because prefill names an unknown host, that is a failure
-// of the pair. Decode without KV for any other reason says nothing about the pair.
-func (a *attempt) notePair(stream bool) {
-	switch {
-	case a.pair == nil:
-	case a.p.Flow == abi.FlowPrefillFirst && a.prefill.handoff.Fallback == connector.ForeignHost:
-		a.pair.Failure(connector.ForeignHost)
-	case a.p.Flow == abi.FlowPrefillFirst && a.prefill.handoff.Fallback != "":
-	default:
-		a.pair.Success()
-		if stream && !a.prefill.handed.IsZero() && !a.fresh { // the first transfer of a pair includes the handshake
-			a.env.Registry.MeasurePair(a.p.Prefill, a.p.Decode, a.env.Ask.Request.PromptTokens, time.Since(a.prefill.handed))
+// readHead reads until buf holds an event with content. The first event of the answer must come
+// within the limit of the leg, even if comments come before it, and each later event within
+// timeouts.stream_idle. If an error event or the end of the stream comes before any content, the
+// leg has failed. An answer whose engine sends keep-alives for headHold after the first event has
+// begun without content: a parser of the engine may hold the text back, or hide the reasoning.
+func (a *attempt) readHead(l *leg, resp *upstream.Response, buf *buffer.Buffer) error {
+	head := a.env.Request.StreamHead()
+	var opened time.Time
+	for {
+		left := l.limit - time.Since(l.Start)
+		if !opened.IsZero() {
+			left = time.Duration(a.env.Config.Timeouts.StreamIdle)
+		}
+		if left <= 0 {
+			return l.failedBy("timeout", 504, nil)
+		}
+		resp.SetIdleTimeout(left)
+		if len(buf.B) == cap(buf.B) {
+			if len(buf.B) >= maxHead {
+				return nil // no head of a failed answer is this large
+			}
+			if err := buf.Grow(0, 2*maxHead); err != nil {
+				return l.failed(downstream.ErrMemory)
+			}
+		}
+		n, err := resp.Read(buf.B[len(buf.B):cap(buf.B)])
+		buf.B = buf.B[:len(buf.B)+n]
+		switch head.Read(buf.B) {
+		case openai.ContentEvent:
+			return nil
+		case openai.ErrorEvent:
+			return a.failedInside(l, "error_event", head.Status, head.Data, nil)
+		case openai.EmptyAnswer:
+			return a.failedInside(l, "empty_answer", head.Status, nil, nil)
+		case openai.Opening:
+			switch {
+			case opened.IsZero():
+				opened = time.Now()
+				a.both.opened.Store(true)
+			case err == nil && time.Since(opened) > headHold:
+				return nil
+			}
+		}
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		} else if err != nil && !opened.IsZero() {
+			a.kvRead = !a.concurrent || a.claimKV()
+		}
+		if err != nil {
+			return l.failed(err)
 		}
 	}
 }
 
-// claimAnswer records that decode has read the KV, unless prefill has failed before. Then it
-// returns the error of prefill. If stream is set, decode's answer has only begun.
-func (a *attempt) claimAnswer(ctx context.Context, stream bool) error {
-	if !a.claimKV() {
-		<-ctx.Done() // the winner cancels this leg next
-		return context.Cause(ctx)
+// releaseRequest frees the memory that an open stream does not need: the client's request, the
+// body of the leg, and prefill's answer.
+func (a *attempt) releaseRequest() {
+	a.env.ReleaseBody()
+	a.legBody.Free()
+	a.legBody = nil
+	if !a.concurrent { // a concurrent prefill may answer later
+		a.prefill.answer.Free()
+		a.prefill.answer, a.prefill.handoff, a.prefill.read = nil, connector.Handoff{}, false
 	}
-	a.owed.KVRead = true
-	a.notePair(stream)
-	a.p.Lease.Answered(stream)
+}
+
+// streamRelay relays one stream after its first event has come.
+type streamRelay struct {
+	a      *attempt
+	l      *leg
+	events openai.EventScanner
+	held   int // bytes that are reserved for incomplete or merged events
+
+	edits bool // edited must see the events
+	timed bool // the stream ends with the engine's timing
+	cuts  bool // the stream may have parameters of retained KV that the client must not get
+
+	recounts  bool   // the usage gets the cached tokens of prefill
+	cached    int64  // the cached tokens of prefill; -1: not known yet
+	usages    int64  // the usage objects among the events so far
+	recounted []byte // memory for recounted events
+}
+
+// pump copies the stream: it reads the available bytes and writes the whole events among them,
+// with one flush per read. first holds the bytes that have been read already; pump frees it.
+func (s *streamRelay) pump(ctx context.Context, resp *upstream.Response, first *buffer.Buffer) error {
+	a, env, events := s.a, s.a.env, &s.events
+	// Over HTTP/2 a write deadline that has passed resets the stream, even if no write is in
+	// progress. So the deadline is later than the idle time-out, which ends the stream with an
+	// error event.
+	idle := time.Duration(env.Config.Timeouts.StreamIdle)
+	limit := max(time.Duration(env.Config.Server.WriteTimeout), idle+2*writeCheck)
+	last := env.Journal.FirstByte
+	renewed, lastEvent, seen := last, last, int64(0)
+	env.Client.LimitWrites(limit)
+	out := env.Client.Events(resp.Status, first)
+	defer out.Free()
+	var failed error
+	use := func(chunk []byte, err error) (more bool) {
+		whole := events.Feed(chunk)
+		var werr error
+		if n := events.Held() + cap(a.both.merged); n > s.held {
+			werr = s.hold(n)
+		}
+		if events.Aborted {
+			whole, failed = openai.BeforeAbort(whole), errAborted
+		}
+		if len(whole) > 0 && werr == nil && (s.edits || s.recounts && events.Usages != s.usages) {
+			whole, werr = s.edited(ctx, whole)
+		}
+		if len(whole) > 0 && werr == nil {
+			werr = out.Write(whole, resp.Ended())
+		}
+		switch {
+		case werr != nil:
+			failed = werr
+		case err != nil:
+			if err != io.EOF && failed == nil {
+				failed = err
+			}
+		case events.Events != seen:
+			seen, lastEvent = events.Events, last
+		case last.Sub(lastEvent) > idle:
+			failed = errNoEvent // an engine that hangs may still send comments
+		}
+		return err == nil && failed == nil
+	}
+	if !use(first.B, nil) {
+		return failed
+	}
+	resp.Each(&out, func(n int, err error) bool {
+		now := time.Now()
+		if n > 0 {
+			env.Journal.Intervals.Observe(now.Sub(last))
+			last = now
+		}
+		if now.Sub(renewed) > writeCheck {
+			env.Client.LimitWrites(limit)
+			renewed = now
+		}
+		return use(out.Take()[:n], err)
+	})
+	return failed
+}
+
+// edited returns whole events as the client gets them. The result is valid until the next call.
+func (s *streamRelay) edited(ctx context.Context, whole []byte) ([]byte, error) {
+	a := s.a
+	var err error
+	if a.both.merger != nil {
+		if whole, err = a.completedEvents(whole); err != nil {
+			return nil, err
+		}
+	}
+	if a.concurrent && s.events.Done { // the client would take the answer for complete
+		if err = a.awaitVerdict(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if s.timed && s.events.Done {
+		whole = a.cutTiming(s.l, whole)
+	}
+	if s.cuts {
+		whole = a.cutKept(whole)
+	}
+	if s.recounts && s.events.Usages != s.usages && len(whole) > 0 {
+		s.usages = s.events.Usages
+		s.recounted = openai.AppendRecounted(s.recounted[:0], whole, s.cachedTokens())
+		whole = s.recounted
+	}
+	return whole, nil
+}
+
+// cachedTokens returns the cached tokens of prefill.
+func (s *streamRelay) cachedTokens() int64 {
+	if s.cached < 0 {
+		s.cached = s.a.cachedByPrefill()
+	}
+	return s.cached
+}
+
+// hold reserves memory so that it is n bytes for incomplete and merged events.
+func (s *streamRelay) hold(n int) error {
+	more := n - s.held
+	s.held = n
+	return s.a.env.Client.Reserve(more)
+}
+
+// end ends the client's answer after the engine's stream has ended with err. A stream without its
+// closing event is incomplete, even if its HTTP framing is complete. If an incomplete event follows
+// the last whole event, end drops it: the client could not use it.
+func (s *streamRelay) end(ctx context.Context, err error) error {
+	a, env, events := s.a, s.a.env, &s.events
+	env.Journal.Counted = events.Events
+	if env.Journal.Span != nil {
+		env.Journal.Finished(events)
+	}
+	if u, ok := events.Usage(); ok {
+		if s.recounts {
+			u = u.Recounted(env.Request.API, s.cachedTokens())
+		}
+		env.Journal.Usage = u
+		env.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(env.Journal.FirstByte))
+	}
+	// A connection that broke after the last event has lost nothing. Any error of another type means
+	// that the client has not received all events.
+	var lost *upstream.Error
+	if err == nil || events.Done && !events.MidEvent() && errors.As(err, &lost) {
+		rest := events.Finish()
+		switch {
+		case events.Aborted:
+			err = errAborted
+		case !events.Done && !events.Failed && env.Request.API.Generates(): // other APIs may have no closing event
+			err = errNoEnd
+		default:
+			if err = nil; len(rest) > 0 {
+				if rest, err = s.edited(ctx, rest); err == nil && len(rest) > 0 {
+					err = env.Client.Write(rest)
+				}
+			}
+		}
+	}
+	switch {
+	case err != nil:
+		return s.failed(ctx, err)
+	case events.Failed: // the client has received the error event
+		env.Journal.Outcome = telemetry.OutcomeBroken
+		env.Journal.Broken("error_event", nil)
+		return a.failedInside(s.l, "error_event", events.Status, nil, nil)
+	case s.timed && a.asksTiming():
+		return a.timingEvent()
+	}
 	return nil
 }
 
-// claimKV reports whether decode has read the KV: its answer has content, or has been opened and
-// the engine has reported no failure. It returns false if prefill has failed before.
-func (a *attempt) claimKV() bool {
-	return !a.both.runs() || a.both.winner.CompareAndSwap(0, decodeTook)
+// failed informs the client that its stream has ended with err before its end, and returns the
+// failure of the leg.
+func (s *streamRelay) failed(ctx context.Context, err error) error {
+	a, l, events := s.a, s.l, &s.events
+	switch {
+	case a.both.over && a.belies(err):
+		a.breakStream(ctx, events, l.failed(err))
+		return err
+	case errors.Is(err, downstream.ErrWrite):
+		return err
+	}
+	var f *failure
+	switch {
+	case errors.Is(err, errAborted):
+		f = a.failedInside(l, "aborted", events.Status, nil, err)
+	case errors.Is(err, errNoEnd):
+		f = l.failedBy("no_end", 502, err)
+	case downstream.OwnFault(err):
+		f = l.failed(err)
+		a.env.Journal.Shed(f.Reason)
+	case errors.Is(err, errMerge):
+		f = l.failedBy("bad_answer", 502, err)
+	default:
+		f = l.failed(err)
+	}
+	a.breakStream(ctx, events, f)
+	return f
+}
+
+// breakStream informs the client that the stream is broken. Between two events it sends an error
+// event. If a part of an event has been sent, it aborts the connection.
+func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, f *failure) {
+	env := a.env
+	env.Journal.Outcome = telemetry.OutcomeBroken
+	if env.Client.Gone() {
+		return
+	}
+	e := openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete")
+	kind := "leg"
+	if errors.Is(f, errAborted) {
+		kind, e.Message = "aborted", "the engine aborted the request; the answer is not complete"
+	}
+	env.Journal.Broken(kind, f)
+	if events.MidEvent() {
+		env.Client.Cut()
+		return
+	}
+	if errors.Is(context.Cause(ctx), downstream.ErrDraining) {
+		e = downstream.Draining
+	}
+	env.Client.Break(env.Request.API, e, events.NextSequence())
 }

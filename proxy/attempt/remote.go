@@ -4,17 +4,14 @@ import (
 	"net/http"
 
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// appendClientFields appends the client's header lines that the engine t gets: all, or those
-// for a remote.
-func appendClientFields(dst, fields []upstream.Field, t engine.Target) []upstream.Field {
-	if !t.IsRemote() {
-		return append(dst, fields...)
-	}
+// appendRemoteFields appends the client's header lines that a remote gets.
+func appendRemoteFields(dst, fields []upstream.Field) []upstream.Field {
 	for _, f := range fields {
 		if connector.SendsRemote(http.CanonicalHeaderKey(f.Name)) {
 			dst = append(dst, f)
@@ -23,16 +20,24 @@ func appendClientFields(dst, fields []upstream.Field, t engine.Target) []upstrea
 	return dst
 }
 
-// copyHeader copies the header lines of the answer to the client. Those of a remote may name
-// the operator's account, and are not copied, except for the type of the answer.
-func (a *attempt) copyHeader(resp *upstream.Response) {
-	if !a.p.Decode.IsRemote() {
-		a.env.Client.CopyHeader(resp)
-		return
-	}
+// copyRemoteHeader copies the type of a remote's answer to the client. The other header lines may
+// name the operator's account.
+func (a *attempt) copyRemoteHeader(resp *upstream.Response) {
 	if t := resp.Get("Content-Type"); t != "" {
 		a.env.Client.AnswerHeader().Set("Content-Type", t)
 	}
+}
+
+// replyHeader returns the header lines of an answer that the client gets. Those of a remote may name
+// the operator's account.
+func replyHeader(t engine.Target, resp *upstream.Response) http.Header {
+	h := make(http.Header)
+	if !t.IsRemote() {
+		downstream.CopyHeader(h, resp)
+	} else if text := resp.Get("Content-Type"); text != "" {
+		h.Set("Content-Type", text)
+	}
+	return h
 }
 
 // blamesOperator reports whether a remote's status depends on the operator's key, account,

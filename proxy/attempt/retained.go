@@ -18,7 +18,7 @@ import (
 // do not compare tokens. Only the first attempt of an exchange pulls KV.
 func (a *attempt) pullTurn() {
 	env := a.env
-	if !a.p.Prefill.Spec.Bidirectional || a.c.Trust || env.WarmUp || env.pulled || env.Retained.Empty() {
+	if a.c.Trust || env.WarmUp || env.pulled || env.Retained.Empty() {
 		return
 	}
 	env.pulled = true
@@ -31,7 +31,7 @@ func (a *attempt) pullTurn() {
 		env.Retained.Free(k, 0)
 		return
 	}
-	a.owed.turn, a.c.RetainedKV = k, k.Params()
+	a.turn, a.c.RetainedKV = k, k.Params()
 	env.Journal.Note("prefill pulls the KV of the previous turn from " + k.Holder().Name())
 	env.Journal.RetainedKV("pulled")
 }
@@ -125,27 +125,24 @@ func (a *attempt) keepTurn(answer []byte, given bool) {
 // answered. If prefill may have received the leg, the call waits cleanup.Yield, and then until
 // prefill responds: prefill aborts the leg meanwhile and reads no freed blocks.
 func (a *attempt) giveUpTurn() {
-	if a.owed.turn == nil || a.owed.PrefillDone {
-		return
-	}
 	yield := time.Duration(0)
-	if a.owed.PrefillSent {
+	if a.prefill.sent {
 		yield = cleanup.Yield
-		a.owed.turn.Hold(a.p.Prefill)
+		a.turn.Hold(a.p.Prefill)
 	}
-	a.env.Retained.Free(a.owed.turn, yield)
+	a.env.Retained.Free(a.turn, yield)
 }
 
 // passTurn makes the clean-up free the KV of the previous turn when the late prefill leg has ended.
 // Prefill may begin to read the KV until then. If prefill has served the leg, it has read the KV,
 // and the engine that retained the KV has freed it.
 func (a *attempt) passTurn(late *cleanup.Late) {
-	if a.owed.turn == nil {
+	if a.turn == nil {
 		return
 	}
-	store, k := a.env.Retained, a.owed.turn
+	store, k := a.env.Retained, a.turn
 	k.Hold(a.p.Prefill)
-	a.owed.turn = nil
+	a.turn = nil
 	late.Ended = func(served bool) {
 		if !served {
 			store.Free(k, cleanup.Yield)
@@ -157,7 +154,7 @@ func (a *attempt) passTurn(late *cleanup.Late) {
 // decode free that KV. No later turn can use it, because a stream does not contain the token
 // ids of the KV.
 func (a *attempt) cutKept(whole []byte) []byte {
-	if !a.cutsKept() || !bytes.Contains(whole, []byte(`"kv_transfer_params"`)) {
+	if !bytes.Contains(whole, []byte(`"kv_transfer_params"`)) {
 		return whole
 	}
 	keeper, ok := a.conn.(connector.Retainer)
@@ -171,10 +168,4 @@ func (a *attempt) cutKept(whole []byte) []byte {
 		a.env.Retained.Free(retained.New(keeper, &a.c, a.newJob(), name, params), 0)
 	}
 	return rest
-}
-
-// cutsKept reports whether decode's stream may have parameters of retained KV that the client must
-// not get.
-func (a *attempt) cutsKept() bool {
-	return a.p.Decode.Spec.Bidirectional && !a.p.Prefill.IsZero() && !a.c.Trust
 }

@@ -3,18 +3,14 @@ package attempt
 import (
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // numbersPatience limits how long the proxy waits for the timings and the usage of prefill, if the
 // client gets them and decode ends before prefill has answered.
 const numbersPatience = time.Second
-
-// timed reports whether the proxy requests from the engines the timing of their legs.
-func (a *attempt) timed() bool {
-	return a.c.TRTLLM.PerfMetrics && a.p.Decode.Spec.Connector == config.ConnectorTRTLLM
-}
 
 // cutTiming removes the engine's timing from the end of whole, the last events of a leg's
 // stream, and records it.
@@ -24,15 +20,15 @@ func (a *attempt) cutTiming(l *leg, whole []byte) []byte {
 	return rest
 }
 
-// asksTiming reports whether the client requests the timings and the proxy has requested them from
-// the engines.
+// asksTiming reports whether the client requests the timings, which the proxy has requested from the
+// engines.
 func (a *attempt) asksTiming() bool {
-	return a.timed() && a.env.Client.Header().Get(connector.HeaderReturnMetrics) == "1"
+	return a.env.Client.Header().Get(connector.HeaderReturnMetrics) == "1"
 }
 
 // awaitNumbers waits until a concurrent prefill leg has ended and its timing and usage are known.
 func (a *attempt) awaitNumbers() {
-	if !a.both.runs() || a.both.over {
+	if !a.concurrent || a.both.over {
 		return
 	}
 	limit := time.NewTimer(numbersPatience)
@@ -48,9 +44,6 @@ func (a *attempt) awaitNumbers() {
 // tellTiming removes the engine's timing lines from the header of the answer. If the client
 // requests timings, tellTiming adds the timings of all legs.
 func (a *attempt) tellTiming() {
-	if !a.timed() {
-		return
-	}
 	h := a.env.Client.AnswerHeader()
 	for name := range h {
 		if connector.TimingHeader(name) {
@@ -67,13 +60,33 @@ func (a *attempt) tellTiming() {
 	}
 }
 
-// timingEvent writes the timings after the end of a stream, if the client requests them.
+// timingEvent writes the timings after the end of a stream.
 func (a *attempt) timingEvent() error {
-	if !a.asksTiming() {
-		return nil
-	}
 	a.env.Client.Flush() // the answer itself must not wait for the timings
 	a.awaitNumbers()
 	t := a.env.Journal.Timing()
 	return a.env.Client.Write(t.AppendEvent(nil))
+}
+
+// recounts reports whether the engine of the answer counts transferred KV as cached tokens, so
+// that the number of prefill must replace its number.
+func (a *attempt) recounts() bool {
+	return a.p.Flow != abi.FlowAggregated && connector.CountsTransferred(a.conn) &&
+		(a.p.Flow != abi.FlowPrefillFirst || a.prefill.handoff.Fallback == "") // decode itself computed the prompt
+}
+
+// cachedByPrefill returns how many tokens of the prompt were cached on prefill. It is 0 if prefill
+// does not report the number, or does not answer in time: no cached token is known then.
+func (a *attempt) cachedByPrefill() int64 {
+	if a.concurrent && !a.both.over {
+		a.awaitNumbers()
+		if !a.both.over {
+			return 0
+		}
+	}
+	if a.prefill.answer == nil {
+		return 0
+	}
+	u, _ := openai.ParseUsage(a.prefill.answer.B)
+	return max(0, u.Cached)
 }

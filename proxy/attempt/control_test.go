@@ -36,7 +36,7 @@ func TestNearEnd(t *testing.T) {
 // A worker of a fleet sends the prefill leg although the first state of the decode engine has
 // not arrived: the coordinator has seen that the engine is ready.
 func TestPrefillForANewDecodeEngine(t *testing.T) {
-	a := &attempt{p: &coordinator.Placement{Decode: engine.Target{Instance: new(engine.Instance)}}}
+	a := &attempt{owed: owed{p: &coordinator.Placement{Decode: engine.Target{Instance: new(engine.Instance)}}}}
 	if !a.decodeWaits() {
 		t.Error("the prefill leg is not wanted")
 	}
