@@ -30,7 +30,7 @@ func (a *attempt) prefillFirst() error {
 	if a.decodeEnded() { // any other decode is worth a try: prefill holds the blocks already
 		return a.noDecode()
 	}
-	if a.env.Route.DefersDecode() {
+	if a.env.Route.Restricted && a.env.Route.DefersDecode() {
 		a.needs = NeedsPick
 		return nil
 	}

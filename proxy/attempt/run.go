@@ -84,7 +84,7 @@ func newAttempt(env *Env, p *coordinator.Placement) *attempt {
 		conn: env.Connector(p.Decode.Spec.Connector),
 		c: connector.Attempt{
 			Request: env.Request, ID: p.ID, LegID: env.LegID(),
-			Prefill: p.Prefill, Decode: p.Decode, Trust: env.Config.Server.TrustPDFields || env.Route.CallerCoordinates(),
+			Prefill: p.Prefill, Decode: p.Decode, Trust: env.Config.Server.TrustPDFields || env.Route.Restricted && env.Route.CallerCoordinates(),
 			Conversation: prompt.Conversation(env.Ask),
 		},
 	}
