@@ -9,15 +9,14 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
 // Running is the set of requests that run now. It is safe for concurrent use.
 type Running struct {
-	mu      sync.Mutex
-	views   []*view // unordered; guarded by mu
-	running inflight.Group
-	worker  *balance.Worker // receives the number of running requests; nil: no other process needs the number
+	mu     sync.Mutex
+	views  []*view         // unordered; guarded by mu
+	idle   chan struct{}   // closed when views becomes empty; nil: no goroutine waits; guarded by mu
+	worker *balance.Worker // receives the number of running requests; nil: no other process needs the number
 }
 
 // view is the part of a running request that other goroutines may read. While the view is
@@ -43,7 +42,6 @@ func (r *Running) add(v *view) {
 	defer r.mu.Unlock()
 	r.views = append(r.views, v)
 	v.place = len(r.views)
-	r.running.Add()
 	r.worker.Exchange(1)
 }
 
@@ -59,13 +57,26 @@ func (r *Running) remove(v *view) {
 	r.views[end], v.place = nil, 0
 	r.views = r.views[:end]
 	r.worker.Exchange(-1)
-	r.running.Done()
+	if end == 0 && r.idle != nil {
+		close(r.idle)
+		r.idle = nil
+	}
 }
 
 // Wait returns when no request runs, or when ctx ends.
 func (r *Running) Wait(ctx context.Context) {
+	r.mu.Lock()
+	if len(r.views) == 0 {
+		r.mu.Unlock()
+		return
+	}
+	if r.idle == nil {
+		r.idle = make(chan struct{})
+	}
+	idle := r.idle
+	r.mu.Unlock()
 	select {
-	case <-r.running.Idle():
+	case <-idle:
 	case <-ctx.Done():
 	}
 }
