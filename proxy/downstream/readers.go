@@ -27,19 +27,22 @@ type readers struct {
 	spare   []*readerHeap          // guarded by mu; empty ones, for new clients
 	armed   bool                   // guarded by mu; a sweep is scheduled
 	cfg     *config.Config         // guarded by mu; the configuration of the last body
+	reading int                    // guarded by mu; Limits.Reading of cfg
+	share   int                    // guarded by mu; Limits.ReadingShare of cfg
 }
 
 func (l *readers) enter(b *incoming, now time.Time, cfg *config.Config) {
 	l.mu.Lock()
-	l.cfg = cfg
+	if l.cfg != cfg {
+		l.cfg, l.reading, l.share = cfg, cfg.Limits.Reading(), cfg.Limits.ReadingShare()
+	}
 	var stopped []*incoming
-	own := l.clients[b.client]
-	share := cfg.Limits.ReadingShare()
+	own, share := l.clients[b.client], l.share
 	for own != nil && share > 0 && len(own.list) >= share {
 		stopped = append(stopped, l.take(l.slowest(own, now)))
 		own = l.clients[b.client]
 	}
-	for len(l.all.list) >= cfg.Limits.Reading() {
+	for len(l.all.list) >= l.reading {
 		stopped = append(stopped, l.take(l.unfair(now, share > 0)))
 		own = l.clients[b.client]
 	}
