@@ -351,6 +351,9 @@ func (s *Set) countRefusal(p *plugin) {
 // that are loaded when it arrives.
 func (s *Set) Wrap(h http.Handler) http.Handler { return s.chain.Wrap(h) }
 
+// Filters is whether filters are loaded now. Without filters a request may skip the handler of Wrap.
+func (s *Set) Filters() *atomic.Bool { return &s.chain.Active }
+
 // Close ends all versions. ctx bounds how long streams may still run. Later
 // calls get no decision.
 func (s *Set) Close(ctx context.Context) error {

@@ -31,6 +31,11 @@ func (f faulty) panicIn(place string) {
 	}
 }
 
+func (f faulty) Serves(api openai.API) bool {
+	f.panicIn("Serves")
+	return f.Connector.Serves(api)
+}
+
 func (f faulty) Pairable(r *openai.Request) error {
 	f.panicIn("Pairable")
 	return f.Connector.Pairable(r)
@@ -216,6 +221,32 @@ func TestPanicWhileAnAttemptWaits(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An exchange that panics when its wait for an engine has brought a placement leaves the line of its
+// model. newWorld asserts that it leaves no lease.
+func TestPanicEndsTheWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, e, back := emptyWorld(t, time.Hour, nil)
+		w.SetConnectors(append(connector.All(), faulty{w.connector(e.spec().Connector), "Serves"}))
+		ended := make(chan answer)
+		go func() { ended <- w.post(completionsPath, asking("m")) }()
+		synctest.Wait()
+		if n := w.waiting.Len(); n != 1 {
+			t.Fatalf("%d requests wait", n)
+		}
+		back()
+		if a := <-ended; a.err == nil && a.status != 500 {
+			t.Errorf("got status %d: %s", a.status, a.body)
+		}
+		if n := w.waiting.Len(); n != 0 {
+			t.Errorf("%d requests wait after the panic", n)
+		}
+		if n := w.metric("pdproxy_requests_waiting", "m"); n != 0 {
+			t.Errorf("%v waiting requests are counted after the panic", n)
+		}
+		w.outcome(telemetry.OutcomeInternal)
+	})
 }
 
 // If both legs run at the same time, each leg may time out because of the other engine.

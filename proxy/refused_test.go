@@ -88,7 +88,7 @@ func TestLongAnswerUnread(t *testing.T) {
 func TestAdminContextOutlivesBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := proxytest.NewPipeListener()
-		srv := &http.Server{Handler: downstream.NewBodies(new(buffer.Budget), nil, admission.Client).LimitForOperators(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		srv := &http.Server{Handler: downstream.NewBodies(new(buffer.Budget), nil, admission.Proxies(nil).Client).LimitForOperators(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.ReadAll(r.Body)
 			time.Sleep(2 * operatorBody)
 			fmt.Fprint(w, r.Context().Err())

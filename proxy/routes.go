@@ -20,17 +20,18 @@ import (
 // checks: a filter that requires a key, is parked or pauses would make an orchestrator stop a
 // healthy proxy.
 func (s *Server) handler() http.Handler {
-	health := s.bodies.Limit(s)
-	filtered := health
+	serve := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, nil) })
+	plain := s.bodies.Limit(serve)
+	filtered, filters := plain, s.options.Filters
 	if s.options.Wrap != nil {
-		filtered = s.bodies.Limit(s.options.Wrap(s))
+		filtered = s.bodies.Limit(s.options.Wrap(serve))
 	}
 	sockets := websocket.New(s.cfg.Load, s.bodies, filtered)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer s.endPanic(r)
 		next := filtered
-		if endpoint(r) == healthPath {
-			next = health
+		if filters != nil && !filters.Load() || endpoint(r) == healthPath {
+			next = plain
 		}
 		if r.Method == http.MethodGet && opensWebSocket(r) && websocket.Takes(r) && isResponses(r) {
 			s.openWebSocket(w, r, sockets)
@@ -65,34 +66,29 @@ func (s *Server) endPanic(r *http.Request) {
 	panic(http.ErrAbortHandler)
 }
 
-// ServeHTTP serves the public endpoints, in the same way for HTTP/1.1, HTTP/2 and HTTP/3.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.serve(w, r, nil) }
-
-// serve is ServeHTTP for a request that the gateway g sends to its engine; nil: this process
-// does.
+// serve serves the public endpoints, in the same way for HTTP/1.1, HTTP/2 and HTTP/3. The gateway g
+// sends the request to its engine; nil: this process does.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway) {
 	// The deadline also holds for handlers that read only a part of the body. ReadBody
 	// lifts it at the end of the body.
 	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
-	api, ok := s.apiOf(endpoint(r))
+	path := endpoint(r)
+	api, ok := openai.APIFor(path)
+	if !ok && s.isEngineRoute(path) {
+		api, ok = openai.EngineRoute, true
+	}
 	switch {
-	case ok && r.Method == http.MethodPost && g != nil:
-		s.exchanges.ServeGateway(w, r, api, g)
 	case ok && r.Method == http.MethodPost: // here, so that an open stream needs little stack
-		s.exchanges.Serve(w, r, api)
+		s.exchanges.Serve(w, r, api, g)
 	case !s.servePath(w, r, ok):
 		w.Header().Set("X-Request-Id", downstream.RequestID(r))
 		downstream.Error(w, openai.NewError(openai.CodeNotFound, noEndpoint(r)))
 	}
 }
 
-// apiOf returns the API of a path: one that the proxy knows, or a route of an engine that the
-// configuration lists.
-func (s *Server) apiOf(path string) (api openai.API, ok bool) {
-	if api, ok = openai.APIFor(path); !ok && slices.Contains(s.cfg.Load().Server.EngineRoutes, path) {
-		return openai.EngineRoute, true
-	}
-	return api, ok
+// isEngineRoute reports whether a path is a route of engines that the configuration lists.
+func (s *Server) isEngineRoute(path string) bool {
+	return slices.Contains(s.cfg.Load().Server.EngineRoutes, path)
 }
 
 // prefixOf returns the part of a path before its longest end that is the path of an endpoint; "" if
@@ -106,9 +102,9 @@ func (s *Server) prefixOf(path string) string {
 		if len(rest) > 1 {
 			rest = strings.TrimSuffix(rest, "/")
 		}
-		_, generates := s.apiOf(rest)
+		_, generates := openai.APIFor(rest)
 		_, stored := openai.StoredResponseAt(rest)
-		if generates || stored || rest == modelsPath || strings.HasPrefix(rest, modelsPath+"/") || rest == healthPath || rest == versionPath {
+		if generates || s.isEngineRoute(rest) || stored || rest == modelsPath || strings.HasPrefix(rest, modelsPath+"/") || rest == healthPath || rest == versionPath {
 			return path[:i]
 		}
 	}
@@ -126,9 +122,9 @@ func endpoint(r *http.Request) string {
 // noEndpoint returns the text for a request to a path without an endpoint. It names the
 // endpoint that the client probably means: clients add /v1 or slashes, or leave /v1 out.
 func noEndpoint(r *http.Request) string {
-	const mostPath = 200 // bytes of a client's path that the answer repeats
+	const maxPath = 200 // bytes of a client's path that the answer repeats
 	path := r.URL.Path
-	text := fmt.Sprintf("there is no endpoint %s %.*q", r.Method, mostPath, path)
+	text := fmt.Sprintf("there is no endpoint %s %.*q", r.Method, maxPath, path)
 	trimmed := strings.TrimRight(path, "/")
 	for _, other := range []string{trimmed, "/v1" + trimmed, strings.TrimPrefix(trimmed, "/v1")} {
 		if other != path && isEndpoint(other) {

@@ -57,7 +57,8 @@ type Options struct {
 	// Wrap puts filters around the handler of the public endpoints, except /health. It is
 	// called once, and filters see all protocols. nil: no filters. A filter ends a client's
 	// connection or stream with a panic of http.ErrAbortHandler.
-	Wrap func(http.Handler) http.Handler
+	Wrap    func(http.Handler) http.Handler
+	Filters *atomic.Bool // false: there are no filters now, and requests skip the handler of Wrap; nil: they never skip it
 	// Turns connects to the coordinator, which stores the KV that decode engines retain for
 	// the next turns of the fleet. nil: this process stores it.
 	Turns   *fleet.Client

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -56,6 +57,29 @@ func TestWrap(t *testing.T) {
 		}
 		if a := w.operate("GET", "/healthz", ""); a.status != 200 || a.header.Get("X-Wrapped") != "" {
 			t.Errorf("admin: %+v", a)
+		}
+	})
+}
+
+// While there are no filters, requests do not pass the wrapper.
+func TestWrapWithoutFilters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var filters atomic.Bool
+		s := wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("X-Wrapped", "yes")
+			h.ServeHTTP(w, r)
+		})
+		wrap := s.options
+		s.options = func(d *Options) {
+			wrap(d)
+			d.Filters = &filters
+		}
+		w := newWorld(t, s)
+		for _, there := range []bool{false, true, false} {
+			filters.Store(there)
+			if a := w.post(completionsPath, completions(true)); a.body != eventA+done || (a.header.Get("X-Wrapped") != "") != there {
+				t.Errorf("filters %t: %+v", there, a)
+			}
 		}
 	})
 }

@@ -224,7 +224,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	n.server = proxy.New(cfg, f.keys, proxy.Options{
 		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Workers: workers, Knowledge: n.state(),
-		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, AccessLog: n.access, Tokens: n.tokens, Recorder: exchanges, Budgets: n.budgets(cfg), QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
+		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Filters: n.plugins.Filters(), Tracer: n.tracer, AccessLog: n.access, Tokens: n.tokens, Recorder: exchanges, Budgets: n.budgets(cfg), QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
 	})
 	n.server.SetConnectors(connector.Configured(f.trtllm))
 	n.askLegs()

@@ -42,6 +42,10 @@ func (l Limits) bodyLimit() int64 {
 // Chain passes requests and their answers through filters. The zero value has
 // no filters. It is safe for concurrent use.
 type Chain struct {
+	// Active is whether the chain has filters. Without filters a caller need not call the handler of
+	// Wrap. Only Set changes it.
+	Active atomic.Bool
+
 	now atomic.Pointer[links]
 }
 
@@ -56,6 +60,7 @@ type links struct {
 // in the list.
 func (c *Chain) Set(plugins []*Plugin, limits Limits) {
 	c.now.Store(&links{slices.Clone(plugins), limits})
+	c.Active.Store(len(plugins) > 0)
 }
 
 // Plugins returns the filters in the order of the request.

@@ -149,7 +149,14 @@ func TestEmptyChainIsNotThere(t *testing.T) {
 	if !called {
 		t.Fatal("next did not get the very same request")
 	}
+	c.Set([]*Plugin{{}}, Limits{})
+	if !c.Active.Load() {
+		t.Error("a chain with a filter is not active")
+	}
 	c.Set(nil, Limits{})
+	if c.Active.Load() {
+		t.Error("an empty chain is active")
+	}
 	if n := testing.AllocsPerRun(100, func() { h.ServeHTTP(rw, req) }); n != 0 {
 		t.Errorf("got %v allocations", n)
 	}

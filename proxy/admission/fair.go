@@ -74,8 +74,8 @@ func (t *flow) first() *ticket {
 	return oldest
 }
 
-// mostIdle bounds the tenants of a class without waiting requests that the order remembers.
-const mostIdle = 1024
+// maxIdle bounds the tenants of a class without waiting requests that the order remembers.
+const maxIdle = 1024
 
 // class returns the class of c, with the values of c.
 func (f *fair) class(c config.PriorityClass) *class {
@@ -97,7 +97,7 @@ func (c *class) mayRun(places int) bool { return c.running < c.Places(places) }
 func (c *class) flow(name string, weight float64) *flow {
 	t := c.flows[name]
 	if t == nil {
-		if len(c.flows) >= mostIdle+c.busy {
+		if len(c.flows) >= maxIdle+c.busy {
 			c.forgetIdle()
 		}
 		t = &flow{name: name, index: -1, served: c.now}

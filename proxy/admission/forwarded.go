@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -11,20 +12,34 @@ import (
 // The zero value is none. It is immutable and safe for concurrent use.
 type Proxies []netip.Prefix
 
-// Client returns the name of the client for limits: as the function Client, but behind a
-// trusted proxy the address is that of the client that the proxy names. Each proxy adds the
-// address of its own peer at the end, so that the client is the last address that is no
-// trusted proxy: everything before that address may be invented.
+// Client returns the name of the client for limits: the name of its key, else its address. All
+// addresses of an IPv6 /64 network are one client. If the peer is a trusted proxy, the address is
+// that of X-Forwarded-For.
 func (p Proxies) Client(r *http.Request) string {
-	if len(p) == 0 || KeyName(r) != "" {
-		return Client(r)
+	if c, _ := r.Context().Value(clientKey{}).(*client); c != nil {
+		return c.name
 	}
-	peer, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil || !p.contains(peer.Addr()) {
-		return Client(r)
+	if len(p) > 0 {
+		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && p.contains(peer.Addr()) {
+			return networkOf(p.forwarded(peer.Addr(), r.Header["X-Forwarded-For"]).String())
+		}
 	}
-	client := peer.Addr()
-	for _, line := range slices.Backward(r.Header["X-Forwarded-For"]) {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	if strings.Contains(host, ":") {
+		return networkOf(host)
+	}
+	return host
+}
+
+// forwarded returns the address of the client of a trusted peer. Each proxy adds the address of its
+// own peer at the end of the lines, so that the client is the last address that is no trusted proxy:
+// everything before that address may be invented.
+func (p Proxies) forwarded(peer netip.Addr, lines []string) (client netip.Addr) {
+	client = peer
+	for _, line := range slices.Backward(lines) {
 		for line != "" {
 			var last string
 			if i := strings.LastIndexByte(line, ','); i >= 0 {
@@ -37,15 +52,27 @@ func (p Proxies) Client(r *http.Request) string {
 			}
 			ip, ok := forwardedAddress(last)
 			if !ok {
-				return networkOf(client.String())
+				return client
 			}
-			client = ip
-			if !p.contains(ip) {
-				return networkOf(client.String())
+			if client = ip; !p.contains(ip) {
+				return client
 			}
 		}
 	}
-	return networkOf(client.String())
+	return client
+}
+
+// networkOf returns the /64 network of an IPv6 address. An IPv4-mapped address stays one
+// address.
+func networkOf(host string) string {
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		return host
+	}
+	if ip = ip.Unmap().WithZone(""); ip.Is4() || ip.IsLoopback() {
+		return ip.String()
+	}
+	return netip.PrefixFrom(ip, 64).Masked().String()
 }
 
 // contains reports whether ip is the address of a trusted proxy.

@@ -181,7 +181,7 @@ func (q *Queue) lookAll() {
 // watch looks at the gates from time to time while a request waits at a closed one. The caller
 // holds mu.
 func (q *Queue) watch() {
-	if q.watching || !q.order.held() {
+	if q.watching || !q.order.gated() {
 		return
 	}
 	q.watching = true
@@ -189,7 +189,9 @@ func (q *Queue) watch() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		q.watching = false
-		q.admit()
+		if q.order.waiting > 0 {
+			q.admit()
+		}
 		if q.looks++; q.looks%(1+q.order.waiting/lateEvery) == 0 {
 			q.refuseLate(time.Now())
 		}
@@ -197,8 +199,8 @@ func (q *Queue) watch() {
 	})
 }
 
-// held reports whether a request waits at a closed gate.
-func (f *fair) held() bool {
+// gated reports whether a request waits at a closed gate.
+func (f *fair) gated() bool {
 	for _, g := range f.gates {
 		if g.closed && g.waiting > 0 {
 			return true

@@ -67,7 +67,7 @@ func TestGateHolds(t *testing.T) {
 		q, e := gated(map[string]int{"full": 0})
 		held := 0
 		c := modelClaim("a", "full")
-		c.Held = func() { held++ }
+		c.Gated = func() { held++ }
 		done := make(chan Place)
 		go func() {
 			p, err := q.Enter(t.Context(), c, limits(2))

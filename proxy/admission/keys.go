@@ -12,9 +12,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"unicode/utf8"
 
@@ -94,15 +92,15 @@ func ParseKeys(text []byte, tenants ...config.Tenant) (*Keys, error) {
 	return k, nil
 }
 
-// mostNamed is the number of lines that an error names.
-const mostNamed = 5
+// maxNamed is the largest number of lines that an error names.
+const maxNamed = 5
 
 // linesAre returns "line 1 is" or "lines 1, 2 and 3 more are".
 func linesAre(numbers []int) string {
 	if len(numbers) == 1 {
 		return fmt.Sprintf("line %d is", numbers[0])
 	}
-	named := numbers[:min(len(numbers), mostNamed)]
+	named := numbers[:min(len(numbers), maxNamed)]
 	text := "lines " + strings.ReplaceAll(strings.Trim(fmt.Sprint(named), "[]"), " ", ", ")
 	if more := len(numbers) - len(named); more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
@@ -181,7 +179,7 @@ var ErrNoKey = openai.NewError(openai.CodeInvalidAPIKey, "a valid API key is nee
 type clientKey struct{}
 
 // Authenticate checks the API key or the token of a request. It returns the request with the
-// holder in its context, for Client, KeyName and Tenant. The error is an *openai.Error:
+// holder in its context, for Proxies.Client, KeyName and Tenant. The error is an *openai.Error:
 // ErrNoKey, or one of Tokens.
 func (k *Keys) Authenticate(r *http.Request) (*http.Request, error) {
 	if k == nil {
@@ -203,35 +201,6 @@ func (k *Keys) Authenticate(r *http.Request) (*http.Request, error) {
 		return nil, ErrNoKey
 	}
 	return r.WithContext(context.WithValue(r.Context(), clientKey{}, c)), nil
-}
-
-// Client returns the name of the client for limits: the name of its key, else its address.
-// All addresses of an IPv6 /64 network are one client.
-func Client(r *http.Request) string {
-	if name := KeyName(r); name != "" {
-		return name
-	}
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	if strings.Contains(host, ":") {
-		return networkOf(host)
-	}
-	return host
-}
-
-// networkOf returns the /64 network of an IPv6 address. An IPv4-mapped address stays one
-// address.
-func networkOf(host string) string {
-	ip, err := netip.ParseAddr(host)
-	if err != nil {
-		return host
-	}
-	if ip = ip.Unmap().WithZone(""); ip.Is4() || ip.IsLoopback() {
-		return ip.String()
-	}
-	return netip.PrefixFrom(ip, 64).Masked().String()
 }
 
 // KeyName returns the name of the client's API key, and for a token that of its tenant; ""

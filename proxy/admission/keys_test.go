@@ -111,7 +111,7 @@ func TestAuthenticate(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || KeyName(got) != tt.client || Client(got) != tt.client {
+			if err != nil || KeyName(got) != tt.client || Proxies(nil).Client(got) != tt.client {
 				t.Errorf("client %q, error %v", KeyName(got), err)
 			}
 		})
@@ -122,7 +122,7 @@ func TestClientWithoutKeys(t *testing.T) {
 	for addr, want := range map[string]string{"10.0.0.1:4711": "10.0.0.1", "[::1]:80": "::1", "pipe": "pipe",
 		"[2001:db8:1:2:3:4:5:6]:80": "2001:db8:1:2::/64", "[2001:db8:1:2::9]:81": "2001:db8:1:2::/64", "[fe80::1%eth0]:80": "fe80::/64", "[::ffff:10.0.0.1]:1": "10.0.0.1"} {
 		r := &http.Request{RemoteAddr: addr}
-		if got := Client(r); got != want || KeyName(r) != "" {
+		if got := Proxies(nil).Client(r); got != want || KeyName(r) != "" {
 			t.Errorf("%s: client %q, want %q", addr, got, want)
 		}
 	}

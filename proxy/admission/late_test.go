@@ -144,7 +144,7 @@ func TestLateDoNotDelay(t *testing.T) {
 			l.refused(end, 0, 1500*time.Millisecond)
 		}
 		l.q.mu.Lock()
-		if got := l.q.clients["a"]; got != (share{2, 2}) {
+		if got := l.q.clients["a"]; got != (openRequests{2, 2}) {
 			t.Errorf("the client has %+v, want the two requests in time", got)
 		}
 		l.q.mu.Unlock()

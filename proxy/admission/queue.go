@@ -23,11 +23,11 @@ type Queue struct {
 	Saturated Saturated
 
 	mu      sync.Mutex
-	running int              // guarded by mu
-	order   fair             // of the waiting requests; guarded by mu
-	clients map[string]share // guarded by mu; only clients with counted requests
-	limit   int              // guarded by mu; MaxExchanges of the last call
-	tickets uint64           // guarded by mu; how many requests have waited
+	running int                     // guarded by mu
+	order   fair                    // of the waiting requests; guarded by mu
+	clients map[string]openRequests // guarded by mu; only clients with counted requests
+	limit   int                     // guarded by mu; MaxExchanges of the last call
+	tickets uint64                  // guarded by mu; how many requests have waited
 
 	watching bool // a timer will look at the gates; guarded by mu
 	looks    int  // of the timer; guarded by mu
@@ -41,7 +41,7 @@ type Claim struct {
 	Weight float64              // of the tenant; 0: 1
 	Tokens int64                // that the request is expected to use; below 1: 1
 	Model  string               // whose engines may be saturated; "": saturation does not count
-	Held   func()               // called when the request begins to wait because of saturation; nil: nobody asks
+	Gated  func()               // called when the request begins to wait because of saturation; nil: nobody asks
 }
 
 // Place is a place among the running requests. The zero value is no place.
@@ -57,8 +57,8 @@ type Place struct {
 	memory  uint64 // of the order, in which the request is charged
 }
 
-// share counts the open requests of one client.
-type share struct{ all, waiting int }
+// openRequests counts the open requests of one client.
+type openRequests struct{ all, waiting int }
 
 // ticket is one place in the queue. decided is closed when the request may run, or is refused.
 type ticket struct {
@@ -85,15 +85,19 @@ var (
 func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, error) {
 	q.mu.Lock()
 	q.limit = l.MaxExchanges
-	q.admit() // the limit may be higher than before
-	g := q.order.gate(c.Model)
-	if g != nil && g.waiting == 0 { // admit has looked at the others
-		q.look(g)
+	if q.order.waiting > 0 {
+		q.admit() // the limit may be higher than before
+	}
+	var g *gate
+	if c.Model != "" {
+		if g = q.order.gate(c.Model); g.waiting == 0 { // admit has looked at the others
+			q.look(g)
+		}
 	}
 	p := Place{gate: g, queue: q, client: c.Client, capped: l.PerClient > 0, class: q.order.class(c.Class), booked: max(1, c.Tokens)}
 	if p.capped {
 		if q.clients == nil {
-			q.clients = make(map[string]share)
+			q.clients = make(map[string]openRequests)
 		}
 		has := q.clients[c.Client]
 		if has.all >= l.PerClient {
@@ -105,7 +109,7 @@ func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, err
 		q.clients[c.Client] = has
 	}
 	open := g == nil || !g.closed
-	if open && q.running < l.MaxExchanges && p.class.mayRun(l.MaxExchanges) { // then no request of the class and the model waits
+	if open && q.running < l.MaxExchanges && (p.class.MaxShare >= 1 || p.class.mayRun(l.MaxExchanges)) { // then no request of the class and the model waits
 		if q.order.waiting > 0 {
 			p.flow = p.class.flow(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
 			q.order.serve(&p)
@@ -116,9 +120,9 @@ func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, err
 	}
 	p.flow = p.class.flow(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
 	if open {
-		c.Held = nil
+		c.Gated = nil
 	}
-	return q.wait(ctx, p, c.Held, l) // unlocks
+	return q.wait(ctx, p, c.Gated, l) // unlocks
 }
 
 // run counts the request of p as running. The caller holds mu.
@@ -142,14 +146,18 @@ func (p *Place) Leave(used int64) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if used > 0 {
+	if used > 0 && p.charged {
 		q.order.correct(p, used)
 	}
 	q.running--
 	p.class.running--
-	p.sent()
+	if p.gate != nil {
+		p.sent()
+	}
 	p.queue = nil
-	q.admit()
+	if q.order.waiting > 0 {
+		q.admit()
+	}
 }
 
 // forget removes one request from the count of a client.
@@ -174,8 +182,8 @@ func (q *Queue) countWaiting(t *ticket, n int) {
 	}
 }
 
-// wait queues the caller, who holds mu. mu is released when wait returns. held may be nil.
-func (q *Queue) wait(ctx context.Context, p Place, held func(), l config.Limits) (Place, error) {
+// wait queues the caller, who holds mu. mu is released when wait returns. gated may be nil.
+func (q *Queue) wait(ctx context.Context, p Place, gated func(), l config.Limits) (Place, error) {
 	limit := time.Duration(l.QueueTimeout)
 	t := &ticket{decided: make(chan struct{}), place: p, arrived: time.Now(), number: q.tickets}
 	t.until = t.arrived.Add(limit)
@@ -191,8 +199,8 @@ func (q *Queue) wait(ctx context.Context, p Place, held func(), l config.Limits)
 	}
 	q.mu.Unlock()
 	if err == nil {
-		if held != nil {
-			held()
+		if gated != nil {
+			gated()
 		}
 		err = q.await(ctx, t, limit)
 	}
@@ -275,12 +283,9 @@ func (q *Queue) Waiting() int {
 	return q.order.waiting
 }
 
-// admit gives free places to waiting requests whose models are not saturated. The caller holds
-// mu.
+// admit gives free places to waiting requests, of which there is one at least, whose models are not
+// saturated. The caller holds mu.
 func (q *Queue) admit() {
-	if q.order.waiting == 0 {
-		return
-	}
 	q.lookAll()
 	now := time.Now()
 	for q.running < q.limit {

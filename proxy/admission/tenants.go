@@ -90,11 +90,11 @@ func nameError(value string) error {
 	return nil
 }
 
-// count reads a number from 1 to most.
-func count(text string, most int64) (int64, error) {
+// count reads a number from 1 to limit.
+func count(text string, limit int64) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 1 || n > most || text[0] == '+' {
-		return 0, fmt.Errorf("want a whole number from 1 to %d", most)
+	if err != nil || n < 1 || n > limit || text[0] == '+' {
+		return 0, fmt.Errorf("want a whole number from 1 to %d", limit)
 	}
 	return n, nil
 }

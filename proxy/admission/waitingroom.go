@@ -60,9 +60,9 @@ func (w *WaitingRoom) Occupied(model string) bool {
 	return len(w.lines[model]) > 0
 }
 
-// Enter puts a request at the end of the model's line. The caller calls Leave exactly
+// Join puts a request at the end of the model's line. The caller calls Leave exactly
 // once.
-func (w *WaitingRoom) Enter(model string) *Seat {
+func (w *WaitingRoom) Join(model string) *Seat {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.lines == nil {

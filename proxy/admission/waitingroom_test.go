@@ -21,7 +21,7 @@ func TestWaitingRoomOrder(t *testing.T) {
 		var order []int
 		tries := 0
 		for i := range 50 {
-			seat := room.Enter("llama")
+			seat := room.Join("llama")
 			go func() {
 				defer seat.Leave()
 				if err := seat.Turn(t.Context()); err != nil {
@@ -34,7 +34,7 @@ func TestWaitingRoomOrder(t *testing.T) {
 				order = append(order, i)
 			}()
 		}
-		other := room.Enter("qwen")
+		other := room.Join("qwen")
 		if err := other.Turn(t.Context()); err != nil {
 			t.Errorf("the first of another line: %v", err)
 		}
@@ -75,7 +75,7 @@ func TestWaitingRoomEnds(t *testing.T) {
 				began := time.Now()
 				ended := make(chan error, 2)
 				for range 2 { // the first request, which tries repeatedly, and one behind it
-					seat := room.Enter("llama")
+					seat := room.Join("llama")
 					go func() {
 						defer seat.Leave()
 						err := seat.Turn(ctx)
@@ -108,7 +108,7 @@ func TestWaitingRoomEnds(t *testing.T) {
 // request wakes.
 func TestWaitingRoomMiddleLeaves(t *testing.T) {
 	var room WaitingRoom
-	a, b, c := room.Enter("m"), room.Enter("m"), room.Enter("m")
+	a, b, c := room.Join("m"), room.Join("m"), room.Join("m")
 	b.Leave()
 	select {
 	case <-c.first:

@@ -160,7 +160,7 @@ func Run(env *Env, p *coordinator.Placement) (o Outcome) {
 			conn: env.Connector(p.Decode.Spec.Connector),
 			c: connector.Attempt{
 				Request: env.Request, ID: p.ID, LegID: env.LegID(),
-				Prefill: p.Prefill, Decode: p.Decode, Trust: env.Config.Server.TrustPDFields || env.Route.CallerCoordinates(),
+				Prefill: p.Prefill, Decode: p.Decode, Trust: env.Config.Server.TrustPDFields || env.Route.Restricted && env.Route.CallerCoordinates(),
 				Conversation: prompt.Conversation(env.Ask),
 			},
 		}

@@ -103,7 +103,7 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped *connector.Leg, w wai
 	q := &l.request // no assignment of a whole Request: it would need a copy on the stack of each open stream
 	q.Method, q.Path, q.Header, q.Body = "POST", t.Prefix+shaped.Path, l.fields, l.body[:]
 	q.SendBy, q.HeadTimeout, q.IdleTimeout, q.Linger, q.KeepLate, q.Detach = w.sendBy, w.head, w.idle, w.linger, w.keepLate, w.detach
-	q.Once = !a.p.Prefill.IsZero() || env.Route.CallerCoordinates()
+	q.Once = !a.p.Prefill.IsZero() || env.Route.Restricted && env.Route.CallerCoordinates()
 	if l.Phase != abi.Encode {
 		l.attempt, q.Control = a, l
 	}

@@ -48,7 +48,7 @@ func (a *attempt) prefillFirst() error {
 		return a.replyHandoff()
 	case a.p.Decode.Ended() && !a.decodeWaits(): // any other decode is worth a try: prefill holds the blocks already
 		return a.noDecode()
-	case a.env.Route.DefersDecode():
+	case a.env.Route.Restricted && a.env.Route.DefersDecode():
 		a.needs = NeedsPick
 		return nil
 	}

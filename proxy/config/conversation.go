@@ -79,8 +79,8 @@ func defaultConversation() Conversation {
 	}
 }
 
-// mostConversations bounds the table to about 2.7 GB.
-const mostConversations = 10_000_000
+// maxConversations bounds the table to about 2.7 GB.
+const maxConversations = 10_000_000
 
 // conversation checks [conversation].
 func (k *checker) conversation() {
@@ -105,5 +105,5 @@ func (k *checker) conversation() {
 			}
 		}
 	}
-	k.within("conversation.capacity", c.Capacity, 1, mostConversations)
+	k.within("conversation.capacity", c.Capacity, 1, maxConversations)
 }

@@ -19,8 +19,8 @@ type EPP struct {
 	TLS TLS `toml:"tls"`
 }
 
-// mostFallbacks bounds the length of the header line with the endpoints.
-const mostFallbacks = 16
+// maxFallbacks bounds the length of the header line with the endpoints.
+const maxFallbacks = 16
 
 // GatewayEndpoint returns the address to which gateways send the requests for an engine:
 // Endpoint, or the host and port of URL. ok is false if its host is not an IP address;
@@ -46,7 +46,7 @@ func (e *Engine) GatewayEndpoint() (address netip.AddrPort, ok bool) {
 // epp checks [epp] and the endpoints of the engines.
 func (k *checker) epp() {
 	c := k.config
-	k.within("epp.fallbacks", c.EPP.Fallbacks, 0, mostFallbacks)
+	k.within("epp.fallbacks", c.EPP.Fallbacks, 0, maxFallbacks)
 	k.tls("epp.tls", c.EPP.TLS)
 	if c.EPP.Listen == "" {
 		return

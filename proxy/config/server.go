@@ -323,12 +323,12 @@ func (l *Limits) defaultClient(set bool) {
 	}
 }
 
-// leastHalf is the minimum half of a limit: a small limit is not divided, so that a
+// minHalf is the minimum half of a limit: a small limit is not divided, so that a
 // single client can use it fully.
-const leastHalf = 64
+const minHalf = 64
 
-// half returns half of n, and at least leastHalf.
-func half(n int) int { return max(leastHalf, n/2) }
+// half returns half of n, and at least minHalf.
+func half(n int) int { return max(minHalf, n/2) }
 
 func defaultServer() Server {
 	return Server{

@@ -49,9 +49,9 @@ func costlyTexts(n int) map[string]string {
 	}
 }
 
-// mostDecoded is the most that a text may allocate when it is read, in bytes, also of what the
+// maxDecoded is the most that a text may allocate when it is read, in bytes, also of what the
 // collector frees meanwhile: 256 KiB, and 3 KiB for each byte of a short text.
-func mostDecoded(n int) uint64 { return 256<<10 + min(3<<10*uint64(n), 1<<30) }
+func maxDecoded(n int) uint64 { return 256<<10 + min(3<<10*uint64(n), 1<<30) }
 
 // checkCost reads a text in each way.
 func checkCost(t *testing.T, name, text string) {
@@ -65,8 +65,8 @@ func checkCost(t *testing.T, name, text string) {
 		runtime.ReadMemStats(&before)
 		read()
 		runtime.ReadMemStats(&after)
-		if got := after.TotalAlloc - before.TotalAlloc; got > mostDecoded(len(text)) {
-			t.Errorf("%s, %d bytes, %s: %d bytes allocated, want %d at most", name, len(text), way, got, mostDecoded(len(text)))
+		if got := after.TotalAlloc - before.TotalAlloc; got > maxDecoded(len(text)) {
+			t.Errorf("%s, %d bytes, %s: %d bytes allocated, want %d at most", name, len(text), way, got, maxDecoded(len(text)))
 		}
 	}
 }

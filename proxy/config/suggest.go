@@ -18,7 +18,7 @@ func didYouMean(value string, allowed []string) string {
 // (nixl of vllm-nixl), or few letters changed. It returns "" if there is none.
 func nearest(value string, allowed []string) string {
 	plain := letters(value)
-	if plain == "" || len(plain) > mostLetters {
+	if plain == "" || len(plain) > maxLetters {
 		return ""
 	}
 	best, distance := "", len(plain)/4+2 // the least distance that is too far
@@ -38,9 +38,9 @@ func nearest(value string, allowed []string) string {
 	return best
 }
 
-// mostLetters bounds the time of editDistance. No key or named value of the configuration
+// maxLetters bounds the time of editDistance. No key or named value of the configuration
 // is longer.
-const mostLetters = 64
+const maxLetters = 64
 
 // letters returns the letters and digits of a name, in lower case.
 func letters(name string) string {

@@ -158,7 +158,7 @@ func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if !ownHosts(a.Prefill.Instance, a.Decode.Instance, rest) {
 		return Handoff{}, badReply("kv_transfer_params name a host at which prefill is not known to be")
 	}
-	return Handoff{Params: params, Pinned: true, Lease: a.Prefill.Spec.KVLease()}, nil
+	return Handoff{Params: params, Pinned: true, Lease: a.Prefill.KVLease}, nil
 }
 
 // Decode is the client's request with its own limit of tokens: decode generates the

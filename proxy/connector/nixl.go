@@ -195,7 +195,7 @@ func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 		if !ownHosts(a.Prefill.Instance, a.Decode.Instance, params) {
 			return Handoff{Fallback: ForeignHost}, nil
 		}
-		return Handoff{Params: params, Pinned: true, Lease: a.Prefill.Spec.KVLease(), Renews: true}, nil
+		return Handoff{Params: params, Pinned: true, Lease: a.Prefill.KVLease, Renews: true}, nil
 	}
 	if order, _ := openai.Find(params, "do_remote_prefill"); string(order) == "true" {
 		return Handoff{Fallback: "no_kv_blocks"}, nil

@@ -31,6 +31,8 @@ type readers struct {
 	spare    []*readerHeap          // guarded by mu; empty ones, for new clients
 	armed    bool                   // guarded by mu; a sweep is scheduled
 	cfg      *config.Config         // guarded by mu; the configuration of the last body
+	reading  int                    // guarded by mu; Limits.Reading of cfg
+	share    int                    // guarded by mu; Limits.ReadingShare of cfg
 }
 
 // enter takes a place for b, whose reading begins now. While no limit can be reached, the
@@ -38,14 +40,15 @@ type readers struct {
 func (l *readers) enter(b *incoming, now time.Time, cfg *config.Config) {
 	var stopped []*incoming
 	l.mu.Lock()
-	l.cfg = cfg
+	if l.cfg != cfg {
+		l.cfg, l.reading, l.share = cfg, cfg.Limits.Reading(), cfg.Limits.ReadingShare()
+	}
 	most := len(l.unsorted) // no client has more bodies than that
 	if len(l.sizes) > 0 {
 		most += len(l.sizes[0].list)
 	}
-	share := cfg.Limits.ReadingShare()
-	if len(l.unsorted)+len(l.all.list) >= cfg.Limits.Reading() || share > 0 && most >= share {
-		stopped = l.makeRoom(b.client, now, share, cfg.Limits.Reading())
+	if len(l.unsorted)+len(l.all.list) >= l.reading || l.share > 0 && most >= l.share {
+		stopped = l.makeRoom(b.client, now)
 	}
 	b.due = now.UnixNano()
 	l.unsorted = append(l.unsorted, b)
@@ -79,7 +82,7 @@ func (l *readers) leave(b *incoming) {
 
 // makeRoom sorts the bodies, and takes the places of those that must stop if one more body of
 // client begins; mu is held.
-func (l *readers) makeRoom(client string, now time.Time, share, most int) (stopped []*incoming) {
+func (l *readers) makeRoom(client string, now time.Time) (stopped []*incoming) {
 	for i, b := range l.unsorted {
 		own := l.clients[b.client]
 		if own == nil {
@@ -91,11 +94,11 @@ func (l *readers) makeRoom(client string, now time.Time, share, most int) (stopp
 		l.unsorted[i] = nil
 	}
 	l.unsorted = l.unsorted[:0]
-	for share > 0 && l.clients[client] != nil && len(l.clients[client].list) >= share {
+	for l.share > 0 && l.clients[client] != nil && len(l.clients[client].list) >= l.share {
 		stopped = append(stopped, l.take(l.slowest(l.clients[client], now)))
 	}
-	for len(l.all.list) >= most {
-		stopped = append(stopped, l.take(l.unfair(now, share > 0)))
+	for len(l.all.list) >= l.reading {
+		stopped = append(stopped, l.take(l.unfair(now, l.share > 0)))
 	}
 	return stopped
 }

@@ -26,7 +26,7 @@ var errRanks = fmt.Errorf("the engines together have more than %d ranks", maxRan
 
 // newInstance builds an instance from its spec; r.mu is held.
 func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, error) {
-	i := &Instance{Spec: spec, Source: source, detail: detailOf(&spec), evictNow: make(chan struct{}, 1), probeNow: make(chan struct{}, 1)}
+	i := &Instance{Spec: spec, Source: source, detail: detailOf(&spec), KVLease: spec.KVLease(), evictNow: make(chan struct{}, 1), probeNow: make(chan struct{}, 1)}
 	i.staying, i.cancel = context.WithCancel(context.Background())
 	u, err := url.Parse(spec.URL)
 	if err != nil || u.Hostname() == "" {

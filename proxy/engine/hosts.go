@@ -24,12 +24,14 @@ func (i *Instance) Owns(host string, peer *Instance) bool {
 	if host == i.Facts().KVAddress.Host || host == i.Spec.BootstrapHost {
 		return true
 	}
-	if side, _ := i.Spec.SideChannelOf(0); side == host {
-		return true
+	if i.Spec.SideChannel != "" {
+		if side, _ := i.Spec.SideChannelOf(0); side == host {
+			return true
+		}
 	}
 	ip, err := netip.ParseAddr(host)
 	ip = ip.Unmap()
-	if i.kvHosts.Contains(host, ip) {
+	if i.Spec.KVHosts != "" && i.kvHosts.Contains(host, ip) {
 		return true
 	}
 	if ip.IsLoopback() || strings.EqualFold(host, "localhost") {
@@ -52,8 +54,10 @@ func (i *Instance) trusted() bool { return i.Source == SourceStatic && i.Spec.KV
 func (i *Instance) OwnsPort(port int) bool {
 	f := i.Facts()
 	ranks := max(1, i.Spec.Ranks, f.DPSize) * max(1, i.Spec.TPSize, f.TPSize)
-	_, side := i.Spec.SideChannelOf(0)
-	known := false
+	side, known := 0, false
+	if i.Spec.SideChannel != "" {
+		_, side = i.Spec.SideChannelOf(0)
+	}
 	for _, first := range [...]int{side, f.KVAddress.Handshake, f.KVAddress.Notify} {
 		if first == 0 {
 			continue

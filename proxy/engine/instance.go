@@ -100,6 +100,7 @@ type Instance struct {
 	Client  upstream.Client // pooled connections to it
 	Load    []load.Counter  // one for each rank
 	Breaker circuit.Breaker // passive health: consecutive failures of legs
+	KVLease time.Duration   // Spec.KVLease
 
 	// Queues are the prefill queues of the ranks for predictions, and Times the models of
 	// the instance's type. Times is nil until a policy that needs predictions has used the

@@ -76,7 +76,7 @@ func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
 	ctx, stop := context.WithCancel(x.env.Context)
 	defer stop()
 	var (
-		places = make(chan struct{}, maxQuestions)
+		slots  = make(chan struct{}, maxQuestions)
 		asked  sync.WaitGroup
 		mu     sync.Mutex
 		found  stored // guarded by mu
@@ -86,9 +86,9 @@ func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
 		if !x.mayHold(i) || !x.mayUse(i) {
 			continue
 		}
-		places <- struct{}{}
+		slots <- struct{}{}
 		asked.Go(func() {
-			defer func() { <-places }()
+			defer func() { <-slots }()
 			s, err := x.question(ctx, i, id, fields)
 			mu.Lock()
 			defer mu.Unlock()

@@ -9,20 +9,17 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/models"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
 // resolve replaces a name of [[model]] that the client requested by the model that serves
-// the request. Everything after resolve, except the answers for unknown models and the
+// the request; table may be nil. Everything after resolve, except the answers for unknown models and the
 // records of the requested name, uses the name of that model.
-func (x *exchange) resolve() error {
+func (x *exchange) resolve(table *models.Table) error {
 	if isRemote(x.req.Model) && len(x.env.Config.Remotes) > 0 {
 		return coordinator.ErrUnknownModel // only fallbacks use a remote
-	}
-	table := x.run.Models()
-	if table == nil {
-		return nil
 	}
 	route := table.Route(x.req.Model)
 	if route == nil {

@@ -9,7 +9,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -31,9 +30,6 @@ const (
 // configuration fails open; otherwise askPicker returns the client's error. The picker of a sidecar
 // only chooses decode: see pickDecode.
 func (x *exchange) askPicker() error {
-	if x.picker == nil || x.placing.route.Sidecar() != nil {
-		return nil
-	}
 	e := &x.env
 	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType, e.Key == "", e.Config.Server.TrustPDFields)
 	result, err := x.consult(x.pickRequest(), x.followPick)
@@ -126,13 +122,15 @@ func (x *exchange) followPick(d *extproc.Decision) (result string, err error) {
 		}
 	}
 	x.changes = &d.Header
-	reason := x.placing.route.Follow(x.picker, sidecar.Request{
-		Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
-	}, d)
-	if reason != "" {
+	if reason := x.placing.route.Follow(x.picker, x.routed(), d); reason != "" {
 		return reason, nil
 	}
 	return pickPicked, nil
+}
+
+// routed returns the request for its route.
+func (x *exchange) routed() sidecar.Request {
+	return sidecar.Request{Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle}
 }
 
 // replaceBody replaces the body by that of the picker, which must be a request too.
@@ -156,19 +154,9 @@ func (x *exchange) replaceBody(body []byte) error {
 	return nil
 }
 
-// sentTo notes the engine that will answer, for the picker.
-func (x *exchange) sentTo(p *coordinator.Placement) {
-	if x.picker != nil {
-		x.observed.Served(p.Decode.Instance)
-	}
-}
-
 // closeObserved ends the picker's stream. A client that leaves with the whole answer has not
 // cancelled the request.
 func (x *exchange) closeObserved() {
-	if x.picker == nil {
-		return
-	}
 	if x.observed.Late() {
 		x.run.Metrics.PickerLate()
 	}

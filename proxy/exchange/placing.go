@@ -31,27 +31,34 @@ type placing struct {
 	waited  bool               // the last placement has waited for an engine
 
 	connector connectorRule
-	routing   routeRule
 	probe     probeRule
 	engine    engineRule
 	model     modelRule
 	hold      holdRule
-	retry     retryRule
-	other     otherDecodeRule
-
-	rules  [7]restriction // of a placement, the innermost first
-	decode [1]restriction // of another decode engine for KV that prefill has computed
+	rules     [allRules]restriction // of a placement, the innermost first; nil: the rule does not concern the request
 }
 
-// restriction is a rule for the engines that a request may use.
+// The positions of the rules of a placement, the innermost first.
+const (
+	ofConnector = iota
+	ofRoute
+	ofProbes
+	ofEngines
+	ofModels
+	ofHold
+	ofRetry
+	allRules
+)
+
+// restriction is a rule for the engines that a request may use. Its zero value is the beginning.
 type restriction interface {
 	// begin prepares the next question, and may wait before it. The coordinator gets the question
 	// only if all restrictions return nil; an error is the answer for the outer ones.
-	begin() error
+	begin(p *placing) error
 	// judge looks at an answer. It may turn the answer into another error, and reports whether
 	// the coordinator is to be asked again: begin then prepares the question. If judge returns
 	// false, or begin an error, the restriction starts again from its beginning next time.
-	judge(a *answer) (again bool)
+	judge(p *placing, a *answer) (again bool)
 }
 
 // answer is the answer of the coordinator to one question. If both fields are set, a restriction
@@ -59,25 +66,6 @@ type restriction interface {
 type answer struct {
 	placement *coordinator.Placement
 	err       error
-}
-
-// open begins the placing of the request of x.
-func (p *placing) open(x *exchange) {
-	p.x = x
-	p.connector.placing, p.routing.placing, p.probe.placing, p.engine.placing = p, p, p, p
-	p.model.placing, p.hold.placing, p.retry.placing, p.other.placing = p, p, p, p
-	p.rules = [...]restriction{&p.connector, &p.routing, &p.probe, &p.engine, &p.model, &p.hold, &p.retry}
-	p.decode = [...]restriction{&p.other}
-}
-
-// close releases what a panic has left, and drops every reference to the request.
-func (p *placing) close() {
-	if p.lease != nil {
-		p.lease.Release()
-	}
-	clear(p.ask.Excluded)
-	p.route.Reset()
-	*p = placing{ask: coordinator.Ask{Excluded: p.ask.Excluded[:0]}, route: p.route}
 }
 
 // next returns the placement with which attempt.Run begins an attempt, or goes on with the attempt
@@ -91,20 +79,36 @@ func (p *placing) next() (*coordinator.Placement, error) {
 	case attempt.NeedsServing:
 		return p.servingEngine(), nil
 	}
+	x := p.x
+	p.waited, p.probe.before, p.model = false, x.run.Registry.Snapshot(), modelRule{waits: true}
+	p.rules = [allRules]restriction{ofConnector: &p.connector}
+	if p.route.Restricted || x.gateway != nil {
+		p.rules[ofRoute] = routeRule{}
+	}
+	if x.env.Config.Limits.NoEngineTimeout > 0 {
+		p.rules[ofEngines] = &p.engine
+	}
+	if len(x.env.Models) > 1 {
+		p.rules[ofModels] = &p.model
+	}
+	if p.retried != nil {
+		p.rules[ofRetry] = retryRule{}
+	}
 	return p.search(p.rules[:])
 }
 
 // search asks the coordinator until its answer passes all restrictions of the list, or none of
 // them has another question.
 func (p *placing) search(list []restriction) (*coordinator.Placement, error) {
-	defer p.endWaits()
 	x := p.x
 	for from := len(list); ; {
 		var a answer
 		for from > 0 && a.err == nil { // the outermost restriction begins first
 			from--
-			if a.err = list[from].begin(); a.err != nil {
-				from++
+			if r := list[from]; r != nil {
+				if a.err = r.begin(p); a.err != nil {
+					from++
+				}
 			}
 		}
 		if a.err == nil {
@@ -112,11 +116,18 @@ func (p *placing) search(list []restriction) (*coordinator.Placement, error) {
 				p.lease = a.placement.Lease
 			}
 		}
-		for from < len(list) && !list[from].judge(&a) {
-			from++
+		for ; from < len(list); from++ {
+			if a.err != nil { // an error concerns the rules that wait for a better answer, and the one that chooses the error
+				p.rules[ofProbes], p.rules[ofHold], p.rules[ofRetry] = &p.probe, &p.hold, retryRule{}
+			}
+			if r := list[from]; r != nil && r.judge(p, &a) {
+				break
+			}
 		}
 		if from == len(list) && a.err == nil {
-			x.sentTo(a.placement)
+			if x.picker != nil {
+				x.observed.Served(a.placement.Decode.Instance)
+			}
 			return a.placement, nil
 		}
 		if a.placement != nil {
@@ -158,7 +169,7 @@ func (p *placing) mayRetry(o *attempt.Outcome) bool {
 	if le.Permanent && o.Hook.Decision == abi.LegPass || o.Hook.Decision == abi.LegGiveUp {
 		return false
 	}
-	if p.route.CallerCoordinates() && attempt.Sent(o.Err) { // the blocks that the caller named may have been read and freed
+	if p.route.Restricted && p.route.CallerCoordinates() && attempt.Sent(o.Err) { // the blocks that the caller named may have been read and freed
 		return false
 	}
 	attempts := x.env.Config.Retry.Attempts
@@ -233,9 +244,11 @@ func (p *placing) otherDecode() *coordinator.Placement {
 		return nil
 	}
 	p.exclude(&p.outcome)
-	p.route.Relax()
+	if p.route.Restricted {
+		p.route.Relax()
+	}
 	p.waited = false
-	return p.searchDecode(p.decode[:])
+	return p.searchDecode([]restriction{otherDecodeRule{}})
 }
 
 // pickedDecode lets the picker of a sidecar choose the decode engine of an attempt whose prefill

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/admission"
@@ -18,18 +17,9 @@ import (
 )
 
 // Serve runs one request to an engine: it calls each step of the request, from the API key to
-// the clean-up.
-func (run *Runner) Serve(w http.ResponseWriter, r *http.Request, api openai.API) {
-	run.serve(w, r, api, nil)
-}
-
-// ServeGateway serves a request that the gateway g itself sends to the engine. It writes to w only
-// the head of the engine's answer, or an error if g sends nothing.
-func (run *Runner) ServeGateway(w http.ResponseWriter, r *http.Request, api openai.API, g attempt.Gateway) {
-	run.serve(w, r, api, g)
-}
-
-func (run *Runner) serve(w http.ResponseWriter, r *http.Request, api openai.API, g attempt.Gateway) {
+// the clean-up. If g is not nil, the gateway g itself sends the request to the engine: Serve then
+// writes to w only the head of the engine's answer, or an error if g sends nothing.
+func (run *Runner) Serve(w http.ResponseWriter, r *http.Request, api openai.API, g attempt.Gateway) {
 	x := run.open(w, r)
 	x.gateway, x.env.Gateway = g, g
 	defer x.close()
@@ -51,15 +41,23 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	if err := x.read(client); err != nil {
 		return err
 	}
-	if err := x.charge(); err != nil {
-		return err
+	if x.account.tenant != nil {
+		if err := x.charge(); err != nil {
+			return err
+		}
 	}
-	if err := x.admit(client, x.saturable()); err != nil {
+	saturable := "" // the model whose saturated engines hold the request back
+	if x.env.Config.Limits.SaturationQueueDepth > 0 && api != openai.EngineRoute {
+		saturable = x.knownModel()
+	}
+	if err := x.admit(client, saturable); err != nil {
 		return err
 	}
 	defer x.leave()
-	if err := x.askPicker(); err != nil {
-		return err
+	if x.picker != nil && !x.placing.route.Restricted { // the picker of a sidecar only chooses decode
+		if err := x.askPicker(); err != nil {
+			return err
+		}
 	}
 	if err := x.describe(); err != nil {
 		return err
@@ -69,7 +67,9 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 		if err != nil {
 			return err
 		}
-		x.admitted.Sent() // the load of the engines has the request now
+		if saturable != "" {
+			x.admitted.Sent() // the load of the engines has the request now
+		}
 		outcome := attempt.Run(&x.env, placement)
 		if x.placing.learn(outcome) {
 			return outcome.Err
@@ -77,37 +77,15 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	}
 }
 
-// open begins the exchange.
-func (run *Runner) open(w http.ResponseWriter, r *http.Request) *exchange {
-	x, _ := run.exchanges.Get().(*exchange)
-	if x == nil {
-		x = new(exchange)
-	}
-	cfg := run.Config()
-	x.run = run
-	if x.picker = run.Picker(); x.picker != nil {
-		x.observed.ResponseWriter = w
-		w = &x.observed
-	}
-	x.placing.open(x)
-	x.client.Open(run.Bodies, cfg, w, r)
-	x.journal.Open(run.Books, r.Context(), r.Header, downstream.RequestID(r))
-	w.Header().Set("X-Request-Id", x.journal.RequestID)
-	run.Budget.Request(x.journal.Start)
-	x.req.Memory = &x.client
-	e := &x.env
-	e.Services, e.Context, e.Config, e.Hooks = run.Services, r.Context(), cfg, run.hooksNow()
-	e.Client, e.Request, e.Ask, e.Prompt, e.Route, e.Journal = &x.client, &x.req, &x.placing.ask, &x.prompt, &x.placing.route, &x.journal
-	return x
-}
-
 // authenticate checks the API key, and returns the name under which the client is counted.
 func (x *exchange) authenticate(r *http.Request, api openai.API) (client string, err error) {
 	x.req.API = api // from now on errors have the form of this API
-	if r, err = x.run.Keys().Authenticate(r); err != nil {
-		return "", err
+	if keys := x.run.Keys(); keys != nil {
+		if r, err = keys.Authenticate(r); err != nil {
+			return "", err
+		}
+		x.env.Key, x.account.tenant = admission.KeyName(r), admission.Tenant(r)
 	}
-	x.env.Key, x.account.tenant = admission.KeyName(r), admission.Tenant(r)
 	x.journal.Client = x.env.Key
 	return x.run.ClientOf(r), nil
 }
@@ -115,14 +93,18 @@ func (x *exchange) authenticate(r *http.Request, api openai.API) (client string,
 // read reads the sidecar's headers and the body, and scans the body. A request that read
 // rejects has taken no place among the running requests.
 func (x *exchange) read(client string) error {
-	if err := x.checkContentType(); err != nil {
-		return err
+	h, route, t := x.client.Header(), &x.placing.route, x.account.tenant
+	// The engine checks the type of a body that a gateway sends. A body without a type is JSON, unless
+	// a web page may have sent it: browsers name the origin of each page that sends a POST.
+	if x.gateway == nil && (h["Content-Type"] != nil || h["Origin"] != nil) {
+		if err := openai.CheckContentType(x.req.API, h.Get("Content-Type")); err != nil {
+			return err
+		}
 	}
-	err := x.placing.route.Read(x.run.Sidecar(), sidecar.Request{
-		Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
-	}, x.client.Header(), x.client.RemoteAddr())
-	if err != nil {
-		return err
+	if sc := x.run.Sidecar(); sc != nil {
+		if err := route.Read(sc, x.routed(), h, x.client.RemoteAddr()); err != nil {
+			return err
+		}
 	}
 	if err := x.client.ReadBody(client); err != nil {
 		return err
@@ -130,11 +112,15 @@ func (x *exchange) read(client string) error {
 	if err := x.scan(); err != nil {
 		return err
 	}
-	if err := x.permit(); err != nil {
-		return err
+	if x.req.EngineField != "" || t != nil && t.Models != nil {
+		if err := x.permit(); err != nil {
+			return err
+		}
 	}
-	if err := x.resolve(); err != nil {
-		return err
+	if table := x.run.Models(); table != nil || len(x.env.Config.Remotes) > 0 {
+		if err := x.resolve(table); err != nil {
+			return err
+		}
 	}
 	x.meter()
 	if n := x.req.Size(); n > downstream.MinDerived {
@@ -142,18 +128,10 @@ func (x *exchange) read(client string) error {
 			return err
 		}
 	}
-	return x.placing.route.Check()
-}
-
-// checkContentType rejects a body of another type than the API takes. The engine checks the line of
-// a request that a gateway sends. A body without a type is JSON, unless a web page may have sent it:
-// browsers name the origin of each page that sends a POST.
-func (x *exchange) checkContentType() error {
-	h := x.client.Header()
-	if x.gateway != nil || h["Content-Type"] == nil && h["Origin"] == nil {
-		return nil
+	if route.Restricted {
+		return route.Check()
 	}
-	return openai.CheckContentType(x.req.API, h.Get("Content-Type"))
+	return nil
 }
 
 // scan scans the body.
@@ -169,11 +147,13 @@ func (x *exchange) scan() error {
 
 // describe fills in the question for the coordinator.
 func (x *exchange) describe() error {
-	e := &x.env
+	e, ask, route := &x.env, &x.placing.ask, &x.placing.route
 	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType, e.Key == "", e.Config.Server.TrustPDFields)
-	x.withoutQueueLines()
-	if sc := x.placing.route.Sidecar(); sc != nil {
-		e.Fields = sc.Strip(e.Fields)
+	if l := &e.Config.Limits; l.PriorityHeader != "" || l.DeadlineHeader != "" || l.FairnessHeader != "" {
+		x.withoutQueueLines()
+	}
+	if route.Restricted && route.Sidecar() != nil {
+		e.Fields = route.Sidecar().Strip(e.Fields)
 	}
 	if x.changes != nil {
 		e.Fields = sidecar.Mutate(e.Fields, x.changes, e.Config.Server.TrustPDFields)
@@ -183,25 +163,26 @@ func (x *exchange) describe() error {
 			e.Fields = append(downstream.Without(e.Fields, name), upstream.Field{Name: name, Value: value})
 		})
 	}
-	x.placing.ask.Model = x.req.Model
-	x.placing.ask.Request = abi.RequestFacts{
-		PromptTokens: x.req.PromptTokens,
-		MaxTokens:    x.req.MaxTokens,
-		N:            x.req.N,
-		Stream:       x.req.Stream,
-	}
-	if err := x.describeForPolicies(x.run.Coordinator.Needs()); err != nil {
-		return err
-	}
-	source := e.Source()
-	if err := x.run.Prompts.Match(e.Context, &x.prompt, source, &x.placing.ask); err != nil {
-		return err
-	}
-	if r := x.run.Recorder; r != nil && x.req.API.Generates() {
-		x.line = r.Note(x.journal.Start, &x.req, x.prompt.TokenIDs(), x.run.Prompts.ClientID(source))
+	ask.Model = x.req.Model
+	ask.Request = abi.RequestFacts{PromptTokens: x.req.PromptTokens, MaxTokens: x.req.MaxTokens, N: x.req.N, Stream: x.req.Stream}
+	needs := x.run.Coordinator.Needs()
+	if needs&(abi.NeedPrompt|abi.NeedTraits|abi.NeedHeaders|abi.NeedIdentity) != 0 {
+		if err := x.describeForPolicies(needs); err != nil {
+			return err
+		}
 	}
 	if !x.req.API.Generates() {
-		x.placing.ask.Aggregate = abi.RoleDecode // every engine can answer; keep the prefill engines free for prompts
+		ask.Aggregate = abi.RoleDecode // every engine can answer; keep the prefill engines free for prompts
+	} else {
+		if needs&(abi.NeedBlocks|abi.NeedConversation) != 0 {
+			x.matched = true
+			if err := x.run.Prompts.Match(e.Context, &x.prompt, e.Source(), ask); err != nil {
+				return err
+			}
+		}
+		if r := x.run.Recorder; r != nil {
+			x.line = r.Note(x.journal.Start, &x.req, x.prompt.TokenIDs(), x.run.Prompts.ClientID(e.Source()))
+		}
 	}
 	x.journal.Described(&x.req)
 	if x.req.API == openai.Responses {
@@ -279,40 +260,11 @@ func (x *exchange) recovered() {
 	if v == nil {
 		return
 	}
+	x.placing.endWaits()
 	if v != http.ErrAbortHandler {
 		x.journal.Outcome = telemetry.OutcomeInternal
 		x.journal.Panic(v)
 	}
 	x.client.Cut() // the answer is not whole
 	panic(http.ErrAbortHandler)
-}
-
-// close ends every exchange. Each attempt has ended its legs and released its lease before. close
-// completes the record, writes the trace line, calls the finish hook and frees the memory.
-func (x *exchange) close() {
-	x.env.End() // an attempt that a panic has left
-	x.settleTenant()
-	x.journal.End()
-	if !x.env.WarmUp {
-		x.settle()
-	}
-	x.journal.Close()
-	x.closeObserved()
-	x.env.ReleaseBody()
-	x.client.Close()
-	run := x.run
-	x.reset()
-	run.exchanges.Put(x)
-}
-
-// settle reports the end of the exchange to the recorder and to the finish hook.
-func (x *exchange) settle() {
-	if r := x.run.Recorder; r != nil && x.journal.Outcome == telemetry.OutcomeOK {
-		r.Write(&x.line, x.journal.Usage, x.placing.ask.Request.PromptTokens, x.journal.Intervals.Count())
-	}
-	if x.env.Hooks != nil {
-		f := x.journal.Finish(x.placing.ask.Request)
-		f.Request.Remaining = x.placing.ask.Remaining(time.Now())
-		x.env.Hooks.Finish(&f)
-	}
 }

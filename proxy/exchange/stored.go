@@ -35,8 +35,10 @@ func (x *exchange) serveStored(r *http.Request, target openai.StoredResponse) er
 	if err != nil {
 		return err
 	}
-	if err := x.charge(); err != nil { // one request without tokens
-		return err
+	if x.account.tenant != nil {
+		if err := x.charge(); err != nil { // one request without tokens
+			return err
+		}
 	}
 	if err := x.admit(client, ""); err != nil {
 		return err
@@ -152,7 +154,7 @@ func (x *exchange) follow() error {
 	}
 	text, _ := openai.String(v)
 	target, ok := openai.StoredResponseFor(text)
-	elsewhere := x.gateway != nil || x.placing.route.Restricted() // another program places the response
+	elsewhere := x.gateway != nil || x.placing.route.Restricted // another program places the response
 	switch {
 	case !ok && x.restricted():
 		return errNotStored(field)

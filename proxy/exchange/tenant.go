@@ -80,11 +80,11 @@ func Permitted(t *tenant.Tenant, names []string) []string {
 	return list
 }
 
-// charge takes the request from the budgets of its tenant. settle gives back what the request
+// charge takes the request from the budgets of its tenant, which has one. settle gives back what the request
 // does not use.
 func (x *exchange) charge() error {
 	c := &x.account
-	if c.tenant == nil || c.tenant.Limits == (tenant.Limits{}) {
+	if c.tenant.Limits == (tenant.Limits{}) {
 		return nil
 	}
 	c.prompt = x.promptTokens()
@@ -192,6 +192,3 @@ func (x *exchange) unseen() bool {
 	}
 	return false // an engine failed
 }
-
-// bounded limits a count of tokens that an engine reports.
-func bounded(n int64) int64 { return min(max(0, n), tenant.MaxPerMinute) }

@@ -105,15 +105,12 @@ func (p *Prompt) DropTokenIDs() {
 // caller must not change them, and they are valid until DropTokenIDs.
 func (p *Prompt) TokenIDs() []uint32 { return p.found }
 
-// Match writes to ask the facts of the prompt that the policies need: its blocks, in each form in
-// which an engine reports blocks, and the identity of the conversation. A prompt whose token ids
+// Match writes to ask the facts of a prompt for policies that need abi.NeedBlocks or
+// abi.NeedConversation: its blocks, in each form in which an engine reports blocks, and the identity of
+// the conversation. A prompt whose token ids
 // are unknown is placed without its blocks. The error reports that there is no memory for the token
 // ids. The facts are valid until the body is freed.
 func (m *Matcher) Match(ctx context.Context, p *Prompt, s Source, ask *coordinator.Ask) error {
-	needs := m.o.Coordinator.Needs()
-	if needs&(abi.NeedBlocks|abi.NeedConversation) == 0 || !s.Request.API.Generates() {
-		return nil
-	}
 	m.o.Coordinator.Cut(&p.cut, s.Request.Model)
 	lora := s.Request.LoRA()
 	if lora == "" {
@@ -137,7 +134,7 @@ func (m *Matcher) Match(ctx context.Context, p *Prompt, s Source, ask *coordinat
 		}
 	}
 	ask.Key.Chains = p.chains
-	if needs&abi.NeedConversation != 0 {
+	if m.o.Coordinator.Needs()&abi.NeedConversation != 0 {
 		m.identify(p, s, &ask.Key.Conversation)
 	}
 	return nil

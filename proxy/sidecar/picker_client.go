@@ -121,6 +121,7 @@ func (r *Route) Follow(c *PickerClient, request Request, d *extproc.Decision) (r
 	}
 	var known bool
 	r.destinations, known = lookup(r.destinations[:0], d.Destinations, func(i *engine.Instance) bool { return i.Role&abi.RoleDecode != 0 || servesWhole(i) })
+	r.Restricted = len(r.destinations) > 0
 	switch {
 	case len(d.Destinations) == 0:
 		return PickNoDestination
@@ -137,10 +138,6 @@ func (r *Route) Follow(c *PickerClient, request Request, d *extproc.Decision) (r
 	}
 	return ""
 }
-
-// Restricted reports whether Restrict limits the placements of the request: that of a sidecar, or one whose
-// engines a picker has chosen.
-func (r *Route) Restricted() bool { return r.sc != nil || len(r.destinations) > 0 }
 
 // nextDestination lets the decode leg move to the next destination of the picker on which no
 // attempt has failed.

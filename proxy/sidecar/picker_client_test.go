@@ -79,8 +79,8 @@ func TestFollow(t *testing.T) {
 		}
 		var r Route
 		reason := r.Follow(pl, Request{Body: &openai.Request{API: openai.Completions}, Ask: c.ask, Journal: c}, &tt.d)
-		if reason != tt.reason || r.Restricted() != (reason == "") {
-			t.Errorf("%s: got %q, restricted %t", name, reason, r.Restricted())
+		if reason != tt.reason || r.Restricted != (reason == "") {
+			t.Errorf("%s: got %q, restricted %t", name, reason, r.Restricted)
 		}
 		if reason != "" {
 			continue

@@ -34,6 +34,10 @@ type Request struct {
 // no sidecar.
 type Route struct {
 	Request
+	// Restricted: the request is that of a sidecar, or a picker has chosen its engines. Otherwise the
+	// other methods need not be called.
+	Restricted bool
+
 	sc      *Sidecar
 	named   []*engine.Instance // by the header; memory is used again
 	encode  []*engine.Instance // encoders by their header; memory is used again
@@ -76,14 +80,11 @@ func (r *Route) Fixes(i *engine.Instance) bool {
 	return r.profile != "" || r.sc != nil && (len(r.named) > 0 || i == r.local[0])
 }
 
-// Read begins the route of a request to a sidecar, nil for none, and reads the headers
+// Read begins the route of a request to a sidecar, and reads the headers
 // that are for the sidecar. The error refuses a header that names an unknown engine or
 // policy. Remote is the address of the client.
 func (r *Route) Read(sc *Sidecar, request Request, h http.Header, remote string) error {
-	if r.sc = sc; sc == nil {
-		return nil
-	}
-	r.Request = request
+	r.Request, r.Restricted, r.sc = request, true, sc
 	if !sc.trusts(remote) {
 		return nil
 	}

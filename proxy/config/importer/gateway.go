@@ -39,8 +39,8 @@ type gatewayDefaults struct {
 	headers, fields []string
 }
 
-// mostSeconds is the largest duration that a flag may have.
-const mostSeconds = 1_000_000_000
+// maxSeconds is the largest duration that a flag may have.
+const maxSeconds = 1_000_000_000
 
 // sharedFlags are the flags of both routers.
 func sharedFlags() map[string]flagSpec {
@@ -151,7 +151,7 @@ func loopback(host string) bool {
 }
 
 func (g *gateway) limits() {
-	timeout, ok := g.integer("request-timeout-secs", 1, mostSeconds)
+	timeout, ok := g.integer("request-timeout-secs", 1, maxSeconds)
 	comment := "--request-timeout-secs"
 	if !ok {
 		timeout, comment = 1800, "the default of "+comment
@@ -159,7 +159,7 @@ func (g *gateway) limits() {
 	g.doc.set("timeouts", "prefill", seconds(float64(timeout)), comment)
 	g.doc.set("timeouts", "first_byte", seconds(float64(timeout)), comment+"; the other proxy cuts longer streams, pdproxy does not")
 
-	if secs, ok := g.integer("shutdown-grace-period-secs", 0, mostSeconds); ok {
+	if secs, ok := g.integer("shutdown-grace-period-secs", 0, maxSeconds); ok {
 		g.doc.set("server", "drain_timeout", seconds(float64(secs)), "--shutdown-grace-period-secs")
 	} else if g.defaults.grace > 0 {
 		g.doc.set("server", "drain_timeout", seconds(float64(g.defaults.grace)), "the default of --shutdown-grace-period-secs")
@@ -171,7 +171,7 @@ func (g *gateway) limits() {
 		most, comment = g.defaults.concurrent, "the default of --max-concurrent-requests"
 	}
 	queue, queued := g.integer("queue-size", 0, 1<<30)
-	wait, waits := g.integer("queue-timeout-secs", 1, mostSeconds)
+	wait, waits := g.integer("queue-timeout-secs", 1, maxSeconds)
 	if most <= 0 {
 		g.doc.note("--max-concurrent-requests", "the router has no limit; in pdproxy at most limits.max_exchanges (10000) requests run and limits.queue wait")
 		return
@@ -207,13 +207,13 @@ func (g *gateway) care() {
 	if g.on("disable-circuit-breaker") {
 		g.doc.set("circuit", "failures", number(1<<30), "--disable-circuit-breaker: practically never")
 	}
-	if n, ok := g.integer("cb-timeout-duration-secs", 1, mostSeconds); ok {
+	if n, ok := g.integer("cb-timeout-duration-secs", 1, maxSeconds); ok {
 		g.doc.set("circuit", "open_for", seconds(float64(n)), "--cb-timeout-duration-secs")
 	}
-	if n, ok := g.integer("health-check-interval-secs", 1, mostSeconds); ok {
+	if n, ok := g.integer("health-check-interval-secs", 1, maxSeconds); ok {
 		g.doc.set("health", "interval", seconds(float64(n)), "--health-check-interval-secs")
 	}
-	if n, ok := g.integer("health-check-timeout-secs", 1, mostSeconds); ok {
+	if n, ok := g.integer("health-check-timeout-secs", 1, maxSeconds); ok {
 		g.doc.set("health", "timeout", seconds(float64(n)), "--health-check-timeout-secs")
 	}
 	if n, ok := g.integer("health-failure-threshold", 1, 1<<30); ok {

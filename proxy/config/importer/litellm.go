@@ -182,7 +182,7 @@ func (l *liteLLM) circuits(router, settings *table) {
 		}
 	}
 	for _, t := range []*table{router, settings} {
-		if x, _, ok := l.float(t, "cooldown_time", 0.001, mostSeconds); ok {
+		if x, _, ok := l.float(t, "cooldown_time", 0.001, maxSeconds); ok {
 			l.doc.set("circuit", "open_for", seconds(x), "cooldown_time")
 			break
 		}
@@ -191,8 +191,8 @@ func (l *liteLLM) circuits(router, settings *table) {
 
 // timeouts reads the limit of a whole request.
 func (l *liteLLM) timeouts(router, settings *table) {
-	x, _, ok := l.float(router, "timeout", 0.001, mostSeconds)
-	other, _, second := l.float(settings, "request_timeout", 0.001, mostSeconds)
+	x, _, ok := l.float(router, "timeout", 0.001, maxSeconds)
+	other, _, second := l.float(settings, "request_timeout", 0.001, maxSeconds)
 	switch {
 	case !ok && !second:
 		return

@@ -236,7 +236,7 @@ func (p *picker) flowControl(root *table) {
 	if s, at, ok := p.text(t, "defaultRequestTTL"); ok {
 		d, err := time.ParseDuration(s)
 		switch {
-		case err != nil || d < 0 || d > mostSeconds*time.Second:
+		case err != nil || d < 0 || d > maxSeconds*time.Second:
 			p.problem(p.file, at.line, "flowControl.defaultRequestTTL", "want a duration such as 60s")
 		case d > 0:
 			p.doc.set("limits", "queue_timeout", seconds(d.Seconds()), "flowControl.defaultRequestTTL")

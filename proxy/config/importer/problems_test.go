@@ -261,7 +261,7 @@ func TestMergeKeys(t *testing.T) {
 		}
 	}
 	var many strings.Builder
-	for i := range mostKeys / 100 {
+	for i := range maxKeys / 100 {
 		fmt.Fprintf(&many, "k%d: 1\n", i)
 	}
 	text := "a: &a\n  " + strings.ReplaceAll(strings.TrimSpace(many.String()), "\n", "\n  ") + "\nmodel_list:\n" + strings.Repeat("- *a\n", 200)

@@ -49,9 +49,9 @@ func (r *trtllm) router(s *server, sharedType bool) router {
 		out.kind = routerRoundRobin
 	}
 	s.keepNames("max_batch_size", "max_num_tokens", "kv_cache_config")
-	out.maxBatch, _, _ = r.integer(s.table, "max_batch_size", 1, mostBatch)
+	out.maxBatch, _, _ = r.integer(s.table, "max_batch_size", 1, maxBatch)
 	r.integer(s.table, "max_num_tokens", 1, 1<<40)
-	if n, _, ok := r.integer(args, "max_batch_size", 1, mostBatch); ok && out.maxBatch == 0 {
+	if n, _, ok := r.integer(args, "max_batch_size", 1, maxBatch); ok && out.maxBatch == 0 {
 		out.maxBatch = n
 	}
 	out.blockTokens = r.blockTokens(s.table, args)
@@ -124,7 +124,7 @@ func (r *trtllm) place(ctx, gen *server) {
 	case has(routerConversation):
 		r.doc.set("policy", "place", text("conversation"), from+"; trtllm_conversation has the rule of TensorRT-LLM, for comparison")
 		if n := max(a.maxSessions, b.maxSessions); n > 0 {
-			r.doc.set("conversation", "capacity", number(min(n, mostConversations)), "max_sessions")
+			r.doc.set("conversation", "capacity", number(min(n, maxConversations)), "max_sessions")
 		}
 		if has(routerKV) {
 			r.doc.note("router kv_cache_aware", "this policy uses the conversation's home only; place = \"kv_aware\" also uses the cached blocks")
@@ -144,11 +144,11 @@ func (r *trtllm) place(ctx, gen *server) {
 	}
 }
 
-// mostBatch is the maximum of the policy's max_batch_size.
-const mostBatch = 1_000_000
+// maxBatch is the maximum of the policy's max_batch_size.
+const maxBatch = 1_000_000
 
-// mostConversations is the maximum of conversation.capacity.
-const mostConversations = 10_000_000
+// maxConversations is the maximum of conversation.capacity.
+const maxConversations = 10_000_000
 
 // batch sets the only configurable number of the routers' score.
 func (r *trtllm) batch(a, b router) {

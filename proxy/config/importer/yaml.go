@@ -40,12 +40,12 @@ type tableEntry struct {
 }
 
 const (
-	// mostMerges bounds the depth of merge keys (<<), and so ends cycles.
-	mostMerges = 8
-	// mostKeys bounds the keys of a file, with those that aliases and merge keys repeat.
-	mostKeys = 1 << 16
-	// mostText bounds a file, in bytes.
-	mostText = 4 << 20
+	// maxMerges bounds the depth of merge keys (<<), and so ends cycles.
+	maxMerges = 8
+	// maxKeys bounds the keys of a file, with those that aliases and merge keys repeat.
+	maxKeys = 1 << 16
+	// maxText bounds a file, in bytes.
+	maxText = 4 << 20
 )
 
 // document reads the mapping of the file's only document.
@@ -54,8 +54,8 @@ func (y *yamlFile) document(f File) (*table, bool) {
 		y.problem(y.file, 0, "", "the file is no UTF-8 text")
 		return nil, false
 	}
-	if len(f.Text) > mostText {
-		y.problem(y.file, 0, "", "the file has more than %d bytes", mostText)
+	if len(f.Text) > maxText {
+		y.problem(y.file, 0, "", "the file has more than %d bytes", maxText)
 		return nil, false
 	}
 	var root yaml.Node
@@ -91,7 +91,7 @@ func (y *yamlFile) table(path string, node *yaml.Node) *table {
 	t := &table{path: path, node: resolve(node)}
 	switch {
 	case t.node.Kind == yaml.MappingNode:
-		y.fill(t, t.node, &filling{keys: map[string]bool{}, done: map[*yaml.Node]bool{}}, mostMerges)
+		y.fill(t, t.node, &filling{keys: map[string]bool{}, done: map[*yaml.Node]bool{}}, maxMerges)
 	case t.node.Tag != "!!null":
 		y.problem(y.file, node.Line, path, "want keys with values, found a %s", kindOf(node))
 	}
@@ -112,9 +112,9 @@ func (y *yamlFile) fill(t *table, node *yaml.Node, f *filling, depth int) {
 	var merged []*yaml.Node
 	own := map[string]bool{}
 	for i := 0; i+1 < len(node.Content); i += 2 {
-		if y.read++; y.read > mostKeys {
-			if y.read == mostKeys+1 {
-				y.problem(y.file, node.Line, t.path, "the file has more than %d keys, with those of aliases", mostKeys)
+		if y.read++; y.read > maxKeys {
+			if y.read == maxKeys+1 {
+				y.problem(y.file, node.Line, t.path, "the file has more than %d keys, with those of aliases", maxKeys)
 			}
 			return
 		}

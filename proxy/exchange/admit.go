@@ -1,13 +1,18 @@
 package exchange
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"strconv"
+	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/tenant"
 )
 
 // maxBooked is how many generated tokens a waiting request is charged with at most when it
@@ -19,17 +24,28 @@ const maxBooked = 1024
 // A client may ask for any number of them; the engine, not the proxy, refuses too many.
 const maxSequences = 8
 
+// maxDeadline bounds the value of limits.deadline_header, in milliseconds.
+const maxDeadline = 24 * 60 * 60 * 1000
+
+// onlyClass is the class of all requests of a configuration without [[priority_class]].
+var onlyClass, _ = new(config.Config).PriorityClass(config.DefaultClass)
+
 // admit waits for the request's turn, and until the engines of the model are not saturated; ""
 // is no model. leave ends its place.
-func (x *exchange) admit(client, model string) error {
-	class, err := x.class()
-	if err != nil {
-		return err
+func (x *exchange) admit(client, model string) (err error) {
+	cfg, class := x.env.Config, onlyClass
+	classes := len(cfg.PriorityClasses) > 0
+	if classes {
+		if class, err = x.class(); err != nil {
+			return err
+		}
 	}
-	if x.placing.ask.Deadline, err = x.deadline(class); err != nil {
-		return err
+	if class.Deadline > 0 || cfg.Limits.DeadlineHeader != "" {
+		if x.placing.ask.Deadline, err = x.deadline(class); err != nil {
+			return err
+		}
 	}
-	if len(x.env.Config.PriorityClasses) > 0 {
+	if classes {
 		own := class // class itself must not move to the heap
 		x.env.Class = &own
 		x.journal.Class(class.Name)
@@ -38,12 +54,23 @@ func (x *exchange) admit(client, model string) error {
 	claim := admission.Claim{Client: client, Class: class, Model: model, Tokens: x.req.PromptTokens + x.booked()}
 	if t := x.account.tenant; t != nil {
 		claim.Tenant, claim.Weight = t.Name, t.Weight
-	} else if name := x.flow(); name != "" {
-		claim.Tenant = "flow " + name // no tenant and no address has a space
+	} else if header := cfg.Limits.FairnessHeader; header != "" {
+		if flow := x.client.Header().Get(header); flow != "" {
+			claim.Tenant = "flow " + flow // no tenant and no address has a space
+		}
 	}
-	ctx, cancel := x.untilDeadline(x.env.Context)
-	defer cancel()
-	if err = x.enter(ctx, claim); err != nil {
+	ctx := x.env.Context
+	if !x.placing.ask.Deadline.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = x.untilDeadline(ctx)
+		defer cancel()
+	}
+	if model == "" {
+		x.admitted, err = x.run.Queue.Enter(ctx, claim, cfg.Limits)
+	} else {
+		err = x.admitUnsaturated(ctx, claim)
+	}
+	if err != nil {
 		x.journal.Shed(admission.Reason(err))
 		return err
 	}
@@ -63,6 +90,26 @@ func (x *exchange) booked() int64 {
 	return limit * min(max(1, x.req.N), maxSequences)
 }
 
+// admitUnsaturated waits for a place while the engines of claim.Model are not saturated. The
+// explanation of the request then names the saturation.
+func (x *exchange) admitUnsaturated(ctx context.Context, claim admission.Claim) (err error) {
+	var since time.Time
+	claim.Gated = func() {
+		since = time.Now()
+		x.journal.Stage(telemetry.StageSaturated)
+	}
+	x.admitted, err = x.run.Queue.Enter(ctx, claim, x.env.Config.Limits)
+	if !since.IsZero() {
+		x.journal.Note("the engines of the model were saturated: the request waited for " + time.Since(since).Round(time.Millisecond).String())
+	}
+	var late *admission.SaturatedError
+	if errors.As(err, &late) {
+		x.client.AnswerHeader().Set("Retry-After", strconv.FormatInt(late.RetrySeconds(), 10))
+		x.journal.Note("the engines of the model were saturated: their work would have delayed the request by " + late.Delay.Round(time.Millisecond).String())
+	}
+	return err
+}
+
 // leave gives the place back, with the tokens that the request has used: those that the engine
 // reported, or those that the proxy has seen.
 func (x *exchange) leave() {
@@ -76,6 +123,9 @@ func (x *exchange) leave() {
 	}
 	x.admitted.Leave(bounded(prompt) + bounded(completion)) // an engine may report any number
 }
+
+// bounded limits a count of tokens that an engine reports.
+func bounded(n int64) int64 { return min(max(0, n), tenant.MaxPerMinute) }
 
 // class returns the priority class of the request: that of its tenant, or the one that its
 // header names. A class that the configuration does not have counts as the default class.
@@ -105,13 +155,35 @@ func (x *exchange) class() (config.PriorityClass, error) {
 	return asked, nil
 }
 
-// flow returns the flow that the request names; "" for none.
-func (x *exchange) flow() string {
-	header := x.env.Config.Limits.FairnessHeader
-	if header == "" {
-		return ""
+// deadline returns the time at which the first token is due: that of limits.deadline_header, or
+// else that of the request's class. Zero: none.
+func (x *exchange) deadline(class config.PriorityClass) (time.Time, error) {
+	limit := time.Duration(class.Deadline)
+	if header := x.env.Config.Limits.DeadlineHeader; header != "" {
+		if text := x.client.Header().Get(header); text != "" {
+			ms, err := strconv.ParseUint(text, 10, 32)
+			if err != nil || ms < 1 || ms > maxDeadline {
+				return time.Time{}, &openai.Error{
+					Status: 400, Code: openai.CodeBadHeader, Param: header,
+					Message: "the header " + header + " must be a number of milliseconds from 1 to " + strconv.Itoa(maxDeadline),
+				}
+			}
+			limit = time.Duration(ms) * time.Millisecond
+		}
 	}
-	return x.client.Header().Get(header)
+	if limit == 0 {
+		return time.Time{}, nil
+	}
+	return x.journal.Start.Add(limit), nil
+}
+
+// untilDeadline returns a context that ends with ctx, and with admission.ErrDeadline at the
+// deadline of the request. The caller calls cancel.
+func (x *exchange) untilDeadline(ctx context.Context) (_ context.Context, cancel context.CancelFunc) {
+	if x.placing.ask.Deadline.IsZero() {
+		return ctx, func() {}
+	}
+	return context.WithDeadlineCause(ctx, x.placing.ask.Deadline, admission.ErrDeadline)
 }
 
 // withoutQueueLines removes the header lines that name the class, the deadline and the flow from
