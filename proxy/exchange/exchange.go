@@ -51,7 +51,7 @@ type Runner struct {
 	*attempt.Services
 	hooks     atomic.Pointer[attempt.Hooks] // nil: none
 	exchanges sync.Pool                     // of *exchange, whose memory is reused
-	holders   holders                       // of stored responses
+	storing   storing                       // the engines that store responses
 }
 
 // New returns a Runner. It starts nothing.

@@ -30,7 +30,7 @@ func (x *exchange) resolve(table *models.Table) error {
 		key = x.run.Prompts.ConversationKey(x.env.Source())
 	}
 	x.env.Models = route.Choose(key)
-	x.journal.Requested = route.Name()
+	x.journal.Requested(route.Name())
 	x.run.Metrics.ModelChosen(route.Name(), x.env.Models[0])
 	return x.rename(x.env.Models[0])
 }
@@ -82,15 +82,15 @@ func (x *exchange) fallback() string {
 
 func isRemote(model string) bool { return strings.HasPrefix(model, config.RemotePrefix) }
 
-// stayWith makes a request that continues a stored response one for the model of its holder
+// stayWith makes a request that continues a stored response one for the model of its engine
 // if a split has chosen another one.
-func (x *exchange) stayWith(holder *engine.Instance) error {
+func (x *exchange) stayWith(i *engine.Instance) error {
 	route := x.run.Models().Route(x.journal.Requested)
-	if route == nil || slices.Contains(holder.Models(), x.req.Model) {
+	if route == nil || slices.Contains(i.Models(), x.req.Model) {
 		return nil
 	}
 	for _, model := range route.Models() {
-		if slices.Contains(holder.Models(), model) {
+		if slices.Contains(i.Models(), model) {
 			x.env.Models = route.ChoiceOf(model)
 			return x.serveWith(model)
 		}
@@ -115,7 +115,7 @@ func (x *exchange) serveWith(model string) error {
 // meter sets the instruments of the request's model.
 func (x *exchange) meter() {
 	if model := x.knownModel(); model != "" {
-		x.journal.Meter = x.run.Metrics.Model(model)
+		x.journal.Model(x.run.Metrics.Model(model))
 	}
 }
 

@@ -46,7 +46,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 			return err
 		}
 	}
-	saturable := "" // the model whose saturated engines hold the request back
+	saturable := "" // the model whose saturated engines make the request wait
 	if x.env.Config.Limits.SaturationQueueDepth > 0 && api != openai.EngineRoute {
 		saturable = x.knownModel()
 	}

@@ -19,7 +19,7 @@ import (
 
 // ServeStored serves a request about a response that an engine stores: GET or DELETE of the
 // response, or POST to cancel it. The request counts as the other requests do, but no policy
-// places it: only the engine that holds the response can answer.
+// places it: only the engine that stores the response can answer.
 func (run *Runner) ServeStored(w http.ResponseWriter, r *http.Request, target openai.StoredResponse) {
 	x := run.open(w, r)
 	defer x.close()
@@ -54,10 +54,10 @@ func (x *exchange) serveStored(r *http.Request, target openai.StoredResponse) er
 	}
 	defer s.answer.Free()
 	if query, plain := storedQuery(r); target.Cancel || r.Method == http.MethodDelete || !plain {
-		return x.askHolder(r.Method, target, query, s.holder, fields)
+		return x.askEngine(r.Method, target, query, s.engine, fields)
 	}
 	x.client.CopyHeader(s.head)
-	return x.env.Answer(s.head.Status, x.publicStored(s.holder, s.answer.B))
+	return x.env.Answer(s.head.Status, x.publicStored(s.engine, s.answer.B))
 }
 
 // storedQuery returns the parameters of a GET that engines know: those that resume the stream
@@ -78,9 +78,9 @@ func (x *exchange) publicStored(i *engine.Instance, answer []byte) []byte {
 	return x.run.Connector(i.Spec.Connector).Public(&connector.Attempt{Request: &x.req, Decode: engine.Target{Instance: i}}, answer)
 }
 
-// askHolder passes the request to the engine that holds the response, and its answer to the
+// askEngine passes the request to the engine that stores the response, and its answer to the
 // client: a stream as its events come.
-func (x *exchange) askHolder(method string, target openai.StoredResponse, query string, i *engine.Instance, fields []upstream.Field) error {
+func (x *exchange) askEngine(method string, target openai.StoredResponse, query string, i *engine.Instance, fields []upstream.Field) error {
 	path := i.Prefix + target.Path()
 	if query != "" && method == http.MethodGet {
 		path += "?" + query
@@ -90,7 +90,7 @@ func (x *exchange) askHolder(method string, target openai.StoredResponse, query 
 		Method: method, Path: path, Header: attempt.WithKey(fields, i), HeadTimeout: limit, IdleTimeout: limit, Once: true,
 	})
 	if err != nil {
-		return errHolder(i)
+		return errStoring(i)
 	}
 	defer resp.Close()
 	if strings.HasPrefix(resp.Get("Content-Type"), "text/event-stream") {
@@ -99,7 +99,7 @@ func (x *exchange) askHolder(method string, target openai.StoredResponse, query 
 	b, err := x.run.Memory.ReadAll(resp, resp.ContentLength, buffer.MaxAnswer, time.Now().Add(limit))
 	defer b.Free()
 	if err != nil {
-		return errHolder(i)
+		return errStoring(i)
 	}
 	if resp.Status == http.StatusMethodNotAllowed || resp.Status == http.StatusNotFound && bytes.HasPrefix(b.B, []byte(`{"detail"`)) { // FastAPI's own: there is no such route
 		return openai.NewError(openai.CodeNotImplemented, "the engine that holds the response cannot "+target.Action(method)+" it")
@@ -108,7 +108,7 @@ func (x *exchange) askHolder(method string, target openai.StoredResponse, query 
 	return x.env.Answer(resp.Status, x.publicStored(i, b.B))
 }
 
-func errHolder(i *engine.Instance) error {
+func errStoring(i *engine.Instance) error {
 	return openai.NewError(openai.CodeLegFailed, "the engine "+i.Spec.Name+", which holds the response, did not answer")
 }
 
@@ -138,14 +138,14 @@ func (x *exchange) relayStored(resp *upstream.Response, i *engine.Instance) erro
 		if err != nil {
 			x.journal.Outcome = telemetry.OutcomeBroken
 			x.client.Cut()
-			return errHolder(i)
+			return errStoring(i)
 		}
 	}
 }
 
 // follow restricts the placement of a response that continues a stored one to the engine that
-// holds the earlier response. If no engine holds it, any engine reports that, except to a tenant
-// that may not use every model: the engine may hold the response of another tenant.
+// stores the earlier response. If no engine stores it, any engine reports that, except to a tenant
+// that may not use every model: the engine may store the response of another tenant.
 func (x *exchange) follow() error {
 	const field = "previous_response_id"
 	v, _ := x.req.Get(field)
@@ -174,6 +174,6 @@ func (x *exchange) follow() error {
 	if elsewhere {
 		return nil
 	}
-	x.placing.ask.Within.Whole = []*engine.Instance{s.holder}
-	return x.stayWith(s.holder)
+	x.placing.ask.Within.Whole = []*engine.Instance{s.engine}
+	return x.stayWith(s.engine)
 }

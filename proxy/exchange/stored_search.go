@@ -16,25 +16,25 @@ import (
 
 // The limits of the search for a stored response.
 const (
-	maxHolders   = 4096 // responses whose engine a process remembers
+	maxStored    = 4096 // responses whose engine a process remembers
 	maxQuestions = 16   // engines that one search asks at the same time
 	// answerWithin is the time for the answer of one engine. An engine has its responses in
 	// memory.
 	answerWithin = 5 * time.Second
 )
 
-// holders remembers which engines hold stored responses. Only an engine knows the responses
-// that it stores. So a process that does not know the holder, after a restart or in a fleet,
+// storing remembers which engines store responses. Only an engine knows the responses
+// that it stores. So a process that does not know the engine, after a restart or in a fleet,
 // asks the engines. Safe for concurrent use. The zero value knows none.
-type holders struct {
+type storing struct {
 	mu   sync.Mutex
 	of   map[string]*engine.Instance // by response id; guarded by mu
-	ring [maxHolders]string          // the ids of the map, the oldest at next; guarded by mu
+	ring [maxStored]string           // the ids of the map, the oldest at next; guarded by mu
 	next int                         // guarded by mu
 }
 
-// get returns the instance that held a response; nil if none is known.
-func (h *holders) get(id string) *engine.Instance {
+// get returns the instance that stored a response; nil if none is known.
+func (h *storing) get(id string) *engine.Instance {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if i := h.of[id]; i != nil && !i.Gone() {
@@ -43,8 +43,8 @@ func (h *holders) get(id string) *engine.Instance {
 	return nil
 }
 
-// put remembers the holder of a response, and forgets the oldest.
-func (h *holders) put(id string, i *engine.Instance) {
+// put remembers the engine of a response, and forgets the oldest.
+func (h *storing) put(id string, i *engine.Instance) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.of == nil {
@@ -53,23 +53,23 @@ func (h *holders) put(id string, i *engine.Instance) {
 	if _, known := h.of[id]; !known {
 		delete(h.of, h.ring[h.next])
 		h.ring[h.next] = id
-		h.next = (h.next + 1) % maxHolders
+		h.next = (h.next + 1) % maxStored
 	}
 	h.of[id] = i
 }
 
-// stored is a response that an engine holds.
+// stored is a response that an engine stores.
 type stored struct {
-	holder *engine.Instance
+	engine *engine.Instance
 	answer *buffer.Buffer     // the answer to GET; the owner frees it
 	head   *upstream.Response // the head of the answer
 }
 
-// find returns the engine that holds the response of that id. It asks the engine that held the
-// response before, then all engines that could hold it. The error is the answer for the client.
+// find returns the engine that stores the response of that id. It asks the engine that stored the
+// response before, then all engines that could store it. The error is the answer for the client.
 func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
-	if i := x.run.holders.get(id); i != nil && x.mayUse(i) {
-		if s, err := x.question(x.env.Context, i, id, fields); err == nil && s.holder != nil {
+	if i := x.run.storing.get(id); i != nil && x.mayUse(i) {
+		if s, err := x.question(x.env.Context, i, id, fields); err == nil && s.engine != nil {
 			return s, nil
 		}
 	}
@@ -83,7 +83,7 @@ func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
 		silent error  // of an engine that did not answer; guarded by mu
 	)
 	for _, i := range x.run.Registry.Snapshot().Instances {
-		if !x.mayHold(i) || !x.mayUse(i) {
+		if !x.mayStore(i) || !x.mayUse(i) {
 			continue
 		}
 		slots <- struct{}{}
@@ -93,11 +93,11 @@ func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
-			case s.holder == nil:
+			case s.engine == nil:
 				if err != nil && ctx.Err() == nil {
 					silent = err
 				}
-			case found.holder != nil:
+			case found.engine != nil:
 				s.answer.Free()
 			default:
 				found = s
@@ -107,8 +107,8 @@ func (x *exchange) find(id string, fields []upstream.Field) (stored, error) {
 	}
 	asked.Wait()
 	switch {
-	case found.holder != nil:
-		x.run.holders.put(id, found.holder)
+	case found.engine != nil:
+		x.run.storing.put(id, found.engine)
 		return found, nil
 	case x.env.Context.Err() != nil:
 		return stored{}, context.Cause(x.env.Context)
@@ -122,9 +122,9 @@ func errNotStored(field string) error {
 	return openai.NewFieldError(openai.CodeResponseNotFound, field, "no engine holds a response of this id")
 }
 
-// mayHold reports whether an instance may hold responses: those of prefill legs are not stored.
-// An instance that has never answered holds none. A remote gets no requests about responses.
-func (x *exchange) mayHold(i *engine.Instance) bool {
+// mayStore reports whether an instance may store responses, as it does not for prefill legs.
+// An instance that has never answered stores none. A remote gets no requests about responses.
+func (x *exchange) mayStore(i *engine.Instance) bool {
 	return (i.Role == abi.RoleDecode || i.Role == abi.RoleBoth) && i.State() != engine.Down && !i.IsRemote() && x.run.Connector(i.Spec.Connector).Serves(openai.Responses)
 }
 
@@ -164,7 +164,7 @@ func (x *exchange) maySee(i *engine.Instance, answer []byte) bool {
 	return err == nil && ok && x.mayUseAny(i.SameModel(model))
 }
 
-// question asks one engine for a response. Without a holder the engine does not hold it; err
+// question asks one engine for a response. Without an engine in the result, the engine does not store it; err
 // then reports that the engine did not answer.
 func (x *exchange) question(ctx context.Context, i *engine.Instance, id string, fields []upstream.Field) (stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
