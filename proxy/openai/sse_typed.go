@@ -74,7 +74,7 @@ func emptyResponse(response []byte) bool {
 		empty = emptyItem(c.Skip())
 	}
 	raw, _ := Find(response, "usage", "output_tokens")
-	return empty && tokens(raw) <= 0
+	return empty && !c.Bad && tokens(raw) <= 0
 }
 
 // messagesVerdict classifies one event of a messages stream.

@@ -54,5 +54,5 @@ func emptyContent(list []byte) bool {
 			return false
 		}
 	}
-	return true
+	return !c.Bad
 }

@@ -37,6 +37,11 @@ func TestWholeFailure(t *testing.T) {
 		{"message without a reason", Messages, `{"type":"message","content":[],"stop_reason":null,"usage":{"output_tokens":0}}`, "empty_answer", 500},
 		{"tool use", Messages, `{"type":"message","content":[{"type":"tool_use","name":"f"}],"stop_reason":null}`, "", 0},
 		{"error of messages", Messages, `{"type":"error","error":{"type":"overloaded_error"}}`, "error_answer", 503},
+		{"content of a message that is no list", Messages, `{"role":"assistant","content":"x"}`, "", 0},
+		{"output of a response that is no list", Responses, `{"status":"completed","output":"x"}`, "", 0},
+		{"choices that are no list", Chat, `{"choices":"x"}`, "", 0},
+		{"a message that is no object", Chat, `{"choices":[{"message":"x"}]}`, "", 0},
+		{"no choice but a text", Chat, `{"choices":["x"]}`, "", 0},
 		{"another route", Embeddings, `{"choices":[]}`, "", 0},
 		{"no JSON", Chat, `choices`, "", 0},
 	} {
