@@ -30,7 +30,7 @@ func (x *exchange) resolve(table *models.Table) error {
 		key = x.run.Prompts.ConversationKey(x.env.Source())
 	}
 	x.env.Models = route.Choose(key)
-	x.journal.Requested(route.Name())
+	x.journal.Requested = route.Name()
 	x.run.Metrics.ModelChosen(route.Name(), x.env.Models[0])
 	return x.rename(x.env.Models[0])
 }
@@ -115,7 +115,7 @@ func (x *exchange) serveWith(model string) error {
 // meter sets the instruments of the request's model.
 func (x *exchange) meter() {
 	if model := x.knownModel(); model != "" {
-		x.journal.Model(x.run.Metrics.Model(model))
+		x.journal.Meter = x.run.Metrics.Model(model)
 	}
 }
 
