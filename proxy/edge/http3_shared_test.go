@@ -155,7 +155,7 @@ func (p *port) load(ctx context.Context, failures *atomic.Int64) *sync.WaitGroup
 	return &wg
 }
 
-// Twenty times a process takes the port over from another while clients call: none
+// Eight times a process takes the port over from another while clients call: none
 // sees a failed request.
 func TestSharedPortTakeover(t *testing.T) {
 	p := newPort(t)
@@ -164,7 +164,7 @@ func TestSharedPortTakeover(t *testing.T) {
 	defer cancel()
 	var failures atomic.Int64
 	clients := p.load(ctx, &failures)
-	for i := range 20 {
+	for i := range 8 {
 		for now.requests.Load() < 20 {
 			time.Sleep(time.Millisecond)
 		}
