@@ -143,7 +143,7 @@ func (a *attempt) goOn(p *coordinator.Placement) error {
 func (a *attempt) chooseFlow() {
 	if o, ok := a.conn.(connector.Ordered); ok && !a.p.Prefill.IsZero() {
 		var fallback string
-		if a.p.Flow, fallback = o.Order(&a.c, a.env.Config.Retry.ScheduleStyle); fallback != "" {
+		if a.p.Flow, fallback = o.Order(&a.c, a.env.Config.TRTLLM.ScheduleStyle); fallback != "" {
 			a.p.Fallbacks = append(a.p.Fallbacks, coordinator.Fallback{What: "schedule_style", Reason: fallback})
 		}
 	}

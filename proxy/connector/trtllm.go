@@ -150,9 +150,6 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 		params = append(params, `,"disagg_request_id":`...)
 		params = strconv.AppendUint(params, a.ID, 10)
 		params = append(params, `,"schedule_style":`+style(a)...)
-		if a.TRTLLM.Base64IDs && a.Request.API == openai.Chat && a.Flow != abi.FlowDecodeFirst {
-			params = append(params, `,"return_prompt_token_ids_b64":true`...)
-		}
 	}
 	params = append(params, '}')
 	prompt, _ := lone(a.Request)
@@ -217,13 +214,10 @@ func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handof
 	if usage, _ := answer.Get("usage"); isObject(usage) {
 		h.Usage = usage
 	}
-	ids64, _ := answer.Get("prompt_token_ids_b64")
 	tokens, _ := answer.Get("prompt_token_ids")
 	switch {
-	case !openai.IsNull(ids64) && ids64[0] != '"' || !openai.IsNull(tokens) && !tokenIDs(tokens):
+	case !openai.IsNull(tokens) && !tokenIDs(tokens):
 		return Handoff{}, badReply("prompt_token_ids are no token ids")
-	case a.Request.API == openai.Chat && !openai.IsNull(ids64):
-		h.Prompt = ids64
 	case !openai.IsNull(tokens):
 		h.Prompt = tokens
 	case a.Request.API == openai.Completions:
@@ -263,41 +257,12 @@ func (t trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	case len(h.Prompt) == 0:
 	case a.Request.API == openai.Completions:
 		edits[1] = openai.Edit{Key: "prompt", Value: h.Prompt}
-	case h.Prompt[0] == '"':
-		edits[1] = openai.Edit{Key: "prompt_token_ids_b64", Value: h.Prompt}
-		edits[2] = cut("prompt_token_ids")
 	default:
 		edits[1] = openai.Edit{Key: "prompt_token_ids", Value: h.Prompt}
 	}
-	edits[3] = modelNamed(a)
-	edits[4] = conversationNamed(a, a.Decode)
-	edits[5] = historyStripped(a, h)
-	return finished(a, signed(a, spliced(a, dst, cutPD(edits[:6], a)), changed)), nil
-}
-
-// historyStripped returns the edit that keeps only the last message of a chat, if the
-// operator wants it and decode has the prompt as token ids. The worker reads only the
-// role of the last message.
-func historyStripped(a *Attempt, h *Handoff) openai.Edit {
-	if !a.TRTLLM.StripHistory || a.Request.API != openai.Chat || len(h.Prompt) == 0 {
-		return openai.Edit{}
-	}
-	messages, _ := a.Request.Get("messages")
-	list, err := openai.Elements(messages)
-	if err != nil {
-		return openai.Edit{}
-	}
-	var last []byte
-	count := 0
-	for message := range list {
-		last = message
-		count++
-	}
-	if count < 2 {
-		return openai.Edit{}
-	}
-	value := append(make([]byte, 0, len(last)+2), '[')
-	return openai.Edit{Key: "messages", Value: append(append(value, last...), ']')}
+	edits[2] = modelNamed(a)
+	edits[3] = conversationNamed(a, a.Decode)
+	return finished(a, signed(a, spliced(a, dst, cutPD(edits[:4], a)), changed)), nil
 }
 
 // Reclaims: only a time-out frees the KV that prefill has computed. So the proxy stops an

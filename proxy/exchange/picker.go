@@ -127,7 +127,7 @@ func (x *exchange) followPick(d *extproc.Decision) (result string, err error) {
 	}
 	x.changes = &d.Header
 	reason := x.placing.route.Follow(x.picker, sidecar.Request{
-		Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
+		Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.TRTLLM.ScheduleStyle,
 	}, d)
 	if reason != "" {
 		return reason, nil

@@ -119,7 +119,7 @@ func (x *exchange) read(client string) error {
 		return err
 	}
 	err := x.placing.route.Read(x.run.Sidecar(), sidecar.Request{
-		Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle,
+		Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.TRTLLM.ScheduleStyle,
 	}, x.client.Header(), x.client.RemoteAddr())
 	if err != nil {
 		return err
