@@ -13,7 +13,7 @@ var retired = map[string]string{
 	"pairs.warm_up_interval": "it is always 100ms; remove the key",
 	"plugin.crash_cpu_share": "it is always 0.1 of one processor; remove the key. timeout and crash_budget still limit a plugin",
 	"plugin.memory_total":    "it is always memory × (processors + 2); remove the key. memory still limits each instance",
-	"retry.schedule_style":   "it is trtllm.schedule_style",
+	"retry.schedule_style":   "use trtllm.schedule_style",
 	"tokens.cache_tokens":    "it is always 4194304; remove the key",
 	"transport.client":       "engines are called with one HTTP/1.1 client; remove the key",
 	"trtllm.base64_ids":      "prefill answers token ids as a list of numbers; remove the key",

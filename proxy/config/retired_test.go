@@ -31,7 +31,7 @@ func TestRetired(t *testing.T) {
 	}{
 		"transport.client":     {"[transport]\nclient = 'nethttp'\n", want{"transport.client", 2, "remove the key"}},
 		"transport.client own": {"[transport]\nclient = 'own'\n", want{"transport.client", 2, "remove the key"}},
-		"schedule_style":       {"[retry]\nschedule_style = 'generation_first'\n", want{"retry.schedule_style", 2, "is retired: it is trtllm.schedule_style"}},
+		"schedule_style":       {"[retry]\nschedule_style = 'generation_first'\n", want{"retry.schedule_style", 2, "is retired: use trtllm.schedule_style"}},
 		"base64_ids":           {"[trtllm]\nbase64_ids = true\n", want{"trtllm.base64_ids", 2, "a list of numbers; remove the key"}},
 		"msgpack":              {"[trtllm]\nmsgpack = true\n", want{"trtllm.msgpack", 2, "bodies are JSON, which every worker reads; remove the key"}},
 		"strip_history":        {"[trtllm]\nstrip_history = true\n", want{"trtllm.strip_history", 2, "decode gets all messages of a chat; remove the key"}},
