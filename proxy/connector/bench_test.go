@@ -76,7 +76,7 @@ func BenchmarkLegs(b *testing.B) {
 // compared, and the scan's memory.
 func TestLegAllocations(t *testing.T) {
 	limits := map[string][4]float64{ // aggregated, prefill, decode, reading prefill's answer
-		"vllm-nixl":      {1, 1, 1, 4},
+		"vllm-nixl":      {1, 1, 1, 2},
 		"vllm-store":     {1, 1, 1, 1},
 		"vllm-nixl-push": {1, 3, 3, 3}, // the parameters, which contain the transfer's id
 		// The parameters, and the request id with its two addresses. In READ mode also

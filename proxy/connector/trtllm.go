@@ -114,7 +114,7 @@ func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 		return finished(a, plain(a, dst)), nil
 	}
 	edits := [editRoom]openai.Edit{modelNamed(a), named}
-	return finished(a, spliced(a, dst, cutPD(edits[:2], a))), nil
+	return finished(a, spliced(a, dst, edits[:2])), nil
 }
 
 // conversationNamed returns the edit that names the conversation if the client did not.
@@ -161,7 +161,7 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 		modelNamed(a),
 		conversationNamed(a, a.Prefill),
 	}
-	leg := spliced(a, dst, cutPD(edits[:6], a))
+	leg := spliced(a, dst, edits[:6])
 	leg.Unary = true
 	return finished(a, leg), nil
 }
@@ -198,7 +198,8 @@ func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handof
 	if !isObject(params) {
 		return Handoff{}, badReply("no disaggregated_params")
 	}
-	if err := checkParams(params); err != nil {
+	own, err := checkParams(params, a.Prefill.Instance, a.Decode.Instance)
+	if err != nil {
 		return Handoff{}, err
 	}
 	if id, _ := openai.Find(params, "ctx_request_id"); openai.IsNull(id) {
@@ -207,7 +208,7 @@ func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handof
 	if id, _ := openai.Find(params, "disagg_request_id"); openai.IsNull(id) && wire(a.Prefill) != wireG1 {
 		return Handoff{}, badReply("disagg_request_id is null")
 	}
-	if where, _ := openai.Find(params, "ctx_info_endpoint"); !ownEndpoint(a, where) || !ownHosts(a.Prefill.Instance, a.Decode.Instance, params) {
+	if where, _ := openai.Find(params, "ctx_info_endpoint"); !own || !ownEndpoint(a, where) {
 		return Handoff{Fallback: ForeignHost}, nil
 	}
 	h := Handoff{Pinned: true, Params: params}
@@ -262,7 +263,7 @@ func (t trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	}
 	edits[2] = modelNamed(a)
 	edits[3] = conversationNamed(a, a.Decode)
-	return finished(a, signed(a, spliced(a, dst, cutPD(edits[:4], a)), changed)), nil
+	return finished(a, signed(a, spliced(a, dst, edits[:4]), changed)), nil
 }
 
 // Reclaims: only a time-out frees the KV that prefill has computed. So the proxy stops an
