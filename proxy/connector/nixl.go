@@ -102,23 +102,23 @@ func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
 
 // The edits of legs that are the same for every request. Their values must not be written to.
 var (
-	one, yes, no = literal("1"), literal("true"), literal("false")
+	literalOne, literalTrue, literalFalse = literal("1"), literal("true"), literal("false")
 
 	unstreamed = []openai.Edit{
-		{Key: "stream", Value: no}, // streamed answers have no params
-		cut("stream_options"),      // engines reject it if stream is not true
+		{Key: "stream", Value: literalFalse}, // streamed answers have no params
+		cut("stream_options"),                // engines reject it if stream is not true
 	}
 	firstTokenText = []openai.Edit{
-		{Key: "max_tokens", Value: one}, {Key: "ignore_eos", Value: yes}, cut("stop"), cut("stop_token_ids"),
+		{Key: "max_tokens", Value: literalOne}, {Key: "ignore_eos", Value: literalTrue}, cut("stop"), cut("stop_token_ids"),
 		cut("min_tokens"), cut("min_completion_tokens"), // engines reject a minimum above the limit
 	}
 	firstTokenResponses = []openai.Edit{
-		{Key: "max_output_tokens", Value: one}, {Key: "ignore_eos", Value: yes}, cut("stop"),
-		{Key: "store", Value: no}, // clients retrieve decode's answer
+		{Key: "max_output_tokens", Value: literalOne}, {Key: "ignore_eos", Value: literalTrue}, cut("stop"),
+		{Key: "store", Value: literalFalse}, // clients retrieve decode's answer
 	}
-	firstTokenMessages = []openai.Edit{{Key: "max_tokens", Value: one}, cut("stop_sequences")}
+	firstTokenMessages = []openai.Edit{{Key: "max_tokens", Value: literalOne}, cut("stop_sequences")}
 	firstTokenGenerate = []openai.Edit{
-		{Key: "max_tokens", Value: one}, {Key: "ignore_eos", Value: yes}, cut("min_tokens"), cut("stop"), cut("stop_token_ids"),
+		{Key: "max_tokens", Value: literalOne}, {Key: "ignore_eos", Value: literalTrue}, cut("min_tokens"), cut("stop"), cut("stop_token_ids"),
 	}
 )
 
@@ -157,7 +157,7 @@ func appendFirstToken(edits []openai.Edit, a *Attempt, transfer []byte) ([]opena
 	default: // completions and chat
 		edits = append(edits, firstTokenText...)
 		if _, ok := a.Request.Get("max_completion_tokens"); ok { // it takes precedence over max_tokens
-			edits = append(edits, openai.Edit{Key: "max_completion_tokens", Value: one})
+			edits = append(edits, openai.Edit{Key: "max_completion_tokens", Value: literalOne})
 		}
 		return edits, nil
 	}
@@ -249,7 +249,7 @@ func vllmDecode(a *Attempt, dst, params []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
 	edits := room[:0]
 	if a.Decode.Spec.Bidirectional && asksIDs(a) {
-		edits = append(edits, openai.Edit{Key: "return_token_ids", Value: yes})
+		edits = append(edits, openai.Edit{Key: "return_token_ids", Value: literalTrue})
 	}
 	if len(params) > 0 {
 		edits = append(edits, openai.Edit{Key: "kv_transfer_params", Value: params})

@@ -57,7 +57,7 @@ func typeOf(key string) paramType {
 	case "ctx_info_endpoint", "remote_hosts":
 		return paramHosts
 	case "tp_size", "pp_size", "dcp_size", "pcp_size", "remote_tp_size", "remote_pp_size", "remote_dp_size", "remote_dp_size_local",
-		"remote_dp_rank", "remote_num_tokens", "remote_block_size", "num_lmcache_extra_cached_tokens":
+		"remote_dp_rank", "remote_num_tokens", "remote_prefill_cached_tokens", "remote_block_size", "num_lmcache_extra_cached_tokens":
 		return paramCount
 	case "ctx_request_id", "disagg_request_id", "ctx_dp_rank", "schedule_style", "first_tok":
 		return paramInt
@@ -238,24 +238,25 @@ func Hosts(key string, raw []byte, visit func(host string) bool) bool {
 // a string under a key about hosts, or a string that can only be an address. A number
 // under a key about hosts may also be an address: the host is then "".
 func hostIn(key string, t paramType, value []byte) (host string, named bool) {
+	c := value[0]
+	if number := c == '-' || c-'0' <= 9; !number && c != '"' {
+		return "", false
+	}
 	about := t == paramHost || t == paramHosts || t == paramAny && aboutHosts(key)
-	switch c := value[0]; {
-	case c == '"':
-		if !about && !bytes.ContainsAny(value, `:.\`) {
-			return "", false // such a string is never an address
-		}
-		text, _ := openai.String(value)
-		if text == "" || !about && !isAddress(text) && (key != "remote_engine_id" || !hasPort(text)) {
-			return "", false
-		}
-		if strings.ContainsAny(text, ":[]") { // otherwise it is a host alone
-			text, _ = hostPort(text)
-		}
-		return text, true
-	case c == '-' || c-'0' <= 9:
+	if c != '"' {
 		return "", about
 	}
-	return "", false
+	if !about && !bytes.ContainsAny(value, `:.\`) {
+		return "", false // such a string is never an address
+	}
+	text, _ := openai.String(value)
+	if text == "" || !about && !isAddress(text) && (key != "remote_engine_id" || !hasPort(text)) {
+		return "", false
+	}
+	if strings.ContainsAny(text, ":[]") { // otherwise it is a host alone
+		text, _ = hostPort(text)
+	}
+	return text, true
 }
 
 // hasPort reports whether a string ends in a port: MoRI-IO's engine ids do, and other

@@ -49,7 +49,7 @@ func TestParamTypes(t *testing.T) {
 		`"remote_engine_id":7`, `"remote_engine_id":["e"]`, `"remote_request_id":{}`,
 		`"remote_host":["10.0.0.5"]`, `"remote_host":167772165`, `"remote_host":{}`, `"remote_host":true`,
 		`"remote_port":"5600"`, `"remote_port":0`, `"remote_port":-1`, `"remote_port":65536`, `"remote_port":5600.0`, `"remote_port":[5600]`, `"remote_port":true`,
-		`"tp_size":"1"`, `"tp_size":1.5`, `"tp_size":-1`, `"tp_size":[]`, `"pp_size":true`, `"remote_num_tokens":"1"`, `"remote_blocks_expiry_time":"x"`,
+		`"tp_size":"1"`, `"tp_size":1.5`, `"tp_size":-1`, `"tp_size":[]`, `"pp_size":true`, `"remote_num_tokens":"1"`, `"remote_prefill_cached_tokens":-5`, `"remote_blocks_expiry_time":"x"`,
 		`"remote_blocks_expiry_time":[]`, `"transfer_mode":1`, `"\u0064o_remote_prefill":1`, `"x":[{"do_remote_prefill":1}]`, `"x":{"remote_port":"1"}`,
 		`"remote_handshake_port":"x"`, `"remote_handshake_port":"0"`, `"remote_notify_port":70000`, `"transfer_id":1`, `"remote_dp_rank_override":"x"`,
 	}
