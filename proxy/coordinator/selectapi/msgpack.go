@@ -27,9 +27,8 @@ const maxPackDepth = 256
 
 var errNoMsgpack = errors.New("the body has no form in MessagePack")
 
-// appendMsgpack appends the JSON of a leg's body as MessagePack. It returns an error
-// for a body that is not JSON or has an integer beyond 64 bits; the caller then sends
-// the body as it is.
+// appendMsgpack appends the JSON of a body as MessagePack. For a body that is not JSON or
+// has an integer beyond 64 bits it returns dst and an error.
 func appendMsgpack(dst, body []byte) ([]byte, error) {
 	p := packer{in: body, out: dst}
 	p.value(0)
