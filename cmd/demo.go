@@ -47,7 +47,7 @@ func (a *app) demoCommand() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&d.listen, "listen", "127.0.0.1:8080", "public address")
 	f.StringVar(&d.admin, "admin", "127.0.0.1:9090", "admin address")
-	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-nccl, vllm-p2p-tier, sglang or trtllm")
+	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-tier, sglang or trtllm")
 	f.IntVar(&d.prefill, "prefill", 2, "prefill engines")
 	f.IntVar(&d.decode, "decode", 2, "decode engines")
 	f.StringVar(&d.place, "place", config.Default().Policy.Place, "built-in place policy")
@@ -63,6 +63,9 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 	}
 	if last := d.enginePort + d.prefill + d.decode; d.enginePort < 0 || last > 65535 {
 		return errors.New("--engine-port: the ports of all engines must be from 1 to 65535")
+	}
+	if err := config.RetiredConnector(d.connector); err != nil {
+		return fmt.Errorf("--connector: %w", err)
 	}
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen = d.listen, d.admin

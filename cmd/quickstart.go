@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/quickstart"
 )
 
@@ -66,6 +67,9 @@ func (a *app) quickstartCommand() *cobra.Command {
 
 // unknownQuickstart names the quickstarts that name may stand for.
 func unknownQuickstart(c *cobra.Command, name string) error {
+	if err := config.RetiredConnector(name); err != nil {
+		return fmt.Errorf("quickstart: %w", err)
+	}
 	if near := c.SuggestionsFor(name); len(near) > 0 {
 		return fmt.Errorf("quickstart: unknown connector %q: did you mean %s?", name, strings.Join(near, ", "))
 	}
@@ -120,7 +124,7 @@ func (a *app) printQuickstart(plan *quickstart.Plan, out string) error {
 	if a.json {
 		return exit.Failed(a.printJSON(plan))
 	}
-	config := filepath.Join(out, "config.toml")
-	_, err := fmt.Fprintf(a.err, "\nNext: run each script on the host that its first lines name, then:\n  pdproxy check %s\n  pdproxy run %s\nThe same command without --out also prints the installation and a smoke test.\n", config, config)
+	file := filepath.Join(out, "config.toml")
+	_, err := fmt.Fprintf(a.err, "\nNext: run each script on the host that its first lines name, then:\n  pdproxy check %s\n  pdproxy run %s\nThe same command without --out also prints the installation and a smoke test.\n", file, file)
 	return exit.Failed(err)
 }

@@ -30,6 +30,7 @@ func TestQuickstart(t *testing.T) {
 		"hosts":        {[]string{"vllm-nixl", "--host", "10.0.0.5,10.0.0.6"}, exit.OK, "VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.6", ""},
 		"typo":         {[]string{"vllm-nixll"}, exit.Usage, "", `unknown connector "vllm-nixll": did you mean vllm-nixl`},
 		"short name":   {[]string{"mooncake"}, exit.Usage, "", "did you mean vllm-mooncake?"},
+		"retired":      {[]string{"vllm-p2p-nccl"}, exit.Usage, "", `quickstart: "vllm-p2p-nccl" is retired: vLLM removed P2pNcclConnector in June 2026; use "vllm-nixl"`},
 		"unknown":      {[]string{"kubernetes"}, exit.Usage, "", "want one of vllm-nixl, vllm-nixl-push, "},
 		"bad count":    {[]string{"vllm-nixl", "--decode", "99"}, exit.Usage, "", "--decode: want 1 to 32 engines, found 99"},
 		"no engines":   {[]string{"vllm-nixl", "--prefill", "0"}, exit.Usage, "", "--prefill: want 1 to 32 engines, found 0"},

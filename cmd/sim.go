@@ -13,6 +13,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 func (a *app) simCommand() *cobra.Command {
@@ -32,7 +33,7 @@ func (a *app) simCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-store, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-nccl, vllm-p2p-tier, sglang, trtllm or none")
+	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-store, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-tier, sglang, trtllm or none")
 	f.StringVar(&cfg.Role, "role", enginesim.RoleBoth, "prefill, decode or both, or encode for a vLLM encoder")
 	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:8100", "HTTP address")
 	f.StringVar(&cfg.Name, "name", "", "name in logs; default the connector and role")
@@ -55,8 +56,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.StringVar(&cfg.KVEvents.Replay, "zmq-replay", "", "tcp://HOST:PORT for replays of KV events, in the same form")
 	f.IntVar(&cfg.MoRIIO.HandshakePort, "handshake-port", 0, "vllm-moriio: port of the handshake; 0: any")
 	f.IntVar(&cfg.MoRIIO.NotifyPort, "notify-port", 0, "vllm-moriio: port of the notifications; 0: any")
-	f.StringVar(&cfg.MoRIIO.Register, "register", "", "vllm-moriio, vllm-p2p-nccl: tcp://HOST:PORT of the proxy's registry")
-	f.IntVar(&cfg.P2PNCCL.Port, "kv-port", 0, "vllm-p2p-nccl: port for the KV that prefill sends; 0: any")
+	f.StringVar(&cfg.MoRIIO.Register, "register", "", "vllm-moriio: tcp://HOST:PORT of the proxy's registry")
 	f.StringVar(&cfg.ECDir, "ec-dir", "", "vllm: directory with the output of encoders")
 	f.BoolVar(&cfg.FutureParams, "future-params", false, "vllm-nixl, vllm-moriio-read: kv_transfer_params have members of no release, which a proxy must pass on unchanged")
 	f.DurationVar(&cfg.ConnectDelay, "connect-delay", 0, "time to connect to a peer")
@@ -65,7 +65,6 @@ func (a *app) simCommand() *cobra.Command {
 	f.StringVar(&cfg.Etcd, "etcd", "", "http://HOST:PORT of the etcd for the registration: trtllm in the form of a worker, others below /pdproxy/engines/")
 	f.StringVar(&cfg.TRTLLM.AuthKey, "auth-key", "", "trtllm: the workers' internal_request_auth_key")
 	f.BoolVar(&cfg.TRTLLM.PerfMetrics, "perf-metrics", false, "trtllm: return_perf_metrics")
-	f.BoolVar(&cfg.TRTLLM.Msgpack, "msgpack", false, "trtllm: TRTLLM_SERVE_ENABLE_MSGSPEC")
 	f.DurationVar(&cfg.Lease, "lease", 30*time.Second, "time that blocks wait for a transfer")
 	f.IntVar(&cfg.PrefillUsPerToken, "prefill-us-per-token", 0, "microseconds per uncached prompt token")
 	f.IntVar(&cfg.DecodeUsPerToken, "decode-us-per-token", 0, "microseconds per decoded token")
@@ -81,6 +80,9 @@ func (a *app) simCommand() *cobra.Command {
 // sim runs the engine until a signal arrives, or until an injected fault ends the engine.
 func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
 	cfg.Log = log
+	if err := config.RetiredConnector(cfg.Connector); err != nil {
+		return fmt.Errorf("--connector: %w", err)
+	}
 	if cfg.Store != "" {
 		if _, err := os.ReadDir(cfg.Store); err != nil {
 			return fmt.Errorf("--store: %w", err)

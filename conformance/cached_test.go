@@ -35,9 +35,6 @@ func TestCachedTokensArePrefills(t *testing.T) {
 			}
 		}
 		for path, body := range bodies {
-			if name == "vllm-p2p-nccl" && path != completionsPath && path != chatPath {
-				continue
-			}
 			for _, stream := range []bool{true, false} {
 				fresh := fmt.Sprintf("%s %t %s", path, stream, prompt)
 				for n := range 2 {

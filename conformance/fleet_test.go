@@ -25,7 +25,7 @@ import (
 // connectors are the protocols whose legs run on two engines.
 var connectors = []string{
 	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMNixlPush, enginesim.ConnectorVLLMStore, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
-	enginesim.ConnectorVLLMMooncake, enginesim.ConnectorVLLMP2PNCCL, enginesim.ConnectorVLLMP2PTier,
+	enginesim.ConnectorVLLMMooncake, enginesim.ConnectorVLLMP2PTier,
 	enginesim.ConnectorSGLang, sglangHeaders, enginesim.ConnectorTRTLLM, trtllmFirst,
 }
 
@@ -34,7 +34,7 @@ var connectors = []string{
 const sglangHeaders = enginesim.ConnectorSGLang + " header_overrides"
 
 // trtllmFirst is TensorRT-LLM with the generation leg sent first: a connector,
-// followed by retry.schedule_style.
+// followed by trtllm.schedule_style.
 const trtllmFirst = enginesim.ConnectorTRTLLM + " generation_first"
 
 // kindOf is the connector of the engines.
@@ -104,7 +104,7 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	cfg.Health.Interval, cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
 	cfg.Server.ExposePlacement = true
 	if style != "" && connector == enginesim.ConnectorTRTLLM {
-		cfg.Retry.ScheduleStyle = style
+		cfg.TRTLLM.ScheduleStyle = style
 	}
 	store := t.TempDir() // before the fleet's own clean-up, which stops the engines that write there
 	start := func(role string, n int) *enginesim.Engine {
@@ -117,7 +117,7 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		if connector == enginesim.ConnectorVLLMStore && role != enginesim.RoleBoth {
 			c.Store = store
 		}
-		c.P2PNCCL.BufferTimeout, c.P2PTier.UnboundTimeout, c.P2PTier.LoadTimeout = 2*time.Second, 2*time.Second, 2*time.Second
+		c.P2PTier.UnboundTimeout, c.P2PTier.LoadTimeout = 2*time.Second, 2*time.Second
 		if connector == enginesim.ConnectorVLLMNixlPush {
 			// longer than decode may stand still on a busy machine: otherwise the request
 			// would never end
@@ -136,9 +136,6 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		}
 		if connector == enginesim.ConnectorVLLMMooncake && role != enginesim.RoleDecode {
 			c.BootstrapPort = testbed.Ports(t, 1)
-		}
-		if connector == enginesim.ConnectorVLLMP2PNCCL {
-			c.Ranks, c.P2PNCCL.Port = 1, testbed.Ports(t, 1)
 		}
 		e := startEngine(t, c)
 		if role != enginesim.RoleBoth {
@@ -209,7 +206,7 @@ func keepKVPorts(c *enginesim.Config, e *enginesim.Engine) {
 		c.BootstrapPort = e.BootstrapPort()
 	}
 	if at, err := config.ParseKVAddress(e.KVAddress()); err == nil {
-		c.MoRIIO.HandshakePort, c.MoRIIO.NotifyPort, c.P2PNCCL.Port = at.Handshake, at.Notify, at.Handshake
+		c.MoRIIO.HandshakePort, c.MoRIIO.NotifyPort = at.Handshake, at.Notify
 	}
 }
 

@@ -107,7 +107,7 @@ func warmFleet(t *testing.T, connector string, prefill, decode int, connect time
 			c.ConnectDelay = connect
 			c.HandshakeTimeout, c.Lease = patience, max(c.Lease, patience)
 			c.TRTLLM.KVTransferTimeout, c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = patience, patience, patience
-			c.Mooncake.AbortTimeout, c.P2PNCCL.BufferTimeout = patience, patience
+			c.Mooncake.AbortTimeout = patience
 		},
 		config: func(c *config.Config) {
 			c.Pairs.WarmUp = true

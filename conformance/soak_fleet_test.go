@@ -78,9 +78,6 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			c.Log = slog.New(slog.NewTextHandler(s.log, nil)).With("engine", role[:1]+strconv.Itoa(n))
 			c.KVBlocks = 160
 			c.Ranks = 1 + n
-			if connector == enginesim.ConnectorVLLMP2PNCCL {
-				c.Ranks = 1 // it supports only one
-			}
 			c.SSEKeepAlive = 200 * time.Millisecond
 			c.PrefillUsPerToken, c.DecodeUsPerToken = 20+15*n, 1000+1000*n
 			c.HandshakeTimeout = time.Second

@@ -69,7 +69,7 @@ func TestGenerationIsSentFirst(t *testing.T) {
 				io.WriteString(w, "data: {\"choices\":[{\"delta\":{\"content\":\"whole\"}}]}\n\ndata: [DONE]\n\n")
 			}}
 			f := startScripted(t, enginesim.ConnectorTRTLLM, func(c *config.Config) {
-				c.Retry.ScheduleStyle = "generation_first"
+				c.TRTLLM.ScheduleStyle = "generation_first"
 			}, prefill, decode)
 			a := f.post(context.Background(), f.url, chatPath, chat(strings.Repeat("long ", 5000), 5, stream), "X-Request-Id", "first")
 			if a.status != 200 || a.text != "whole" || a.header.Get("X-Pdproxy-Flow") != "decode_first" {
@@ -148,7 +148,7 @@ func TestScheduleStyleAsTheEngineSays(t *testing.T) {
 			f := startFleet(t, enginesim.ConnectorTRTLLM, fleetOptions{
 				prefill: 1, decode: 1,
 				engine: func(_ string, _ int, c *enginesim.Config) { c.TRTLLM.Wire = wire },
-				config: func(c *config.Config) { c.Retry.ScheduleStyle = "" },
+				config: func(c *config.Config) { c.TRTLLM.ScheduleStyle = "" },
 			})
 			body := chat("as you like it", 8, true)
 			a := f.try(chatPath, body)

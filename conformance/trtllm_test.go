@@ -16,8 +16,8 @@ import (
 var trtllmStyles = []string{enginesim.ConnectorTRTLLM, trtllmFirst}
 
 // TestTRTLLMSigned: engines with a key accept requests signed with it, in
-// either order of the legs and in every form of the token ids. They reject
-// requests without a signature, and nothing of a rejected request remains.
+// either order of the legs. They reject requests without a signature, and nothing of
+// a rejected request remains.
 func TestTRTLLMSigned(t *testing.T) {
 	key := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(key, []byte("a-key\n"), 0o600); err != nil {
@@ -27,7 +27,7 @@ func TestTRTLLMSigned(t *testing.T) {
 	for _, style := range trtllmStyles {
 		t.Run(style, func(t *testing.T) {
 			f := startFleet(t, style, fleetOptions{engine: locked, config: func(c *config.Config) {
-				c.TRTLLM = config.TRTLLM{AuthKeyFile: key, Base64IDs: true, StripHistory: true}
+				c.TRTLLM.AuthKeyFile = key
 			}})
 			history := `{"model":"sim","messages":[{"role":"system","content":"be kind"},{"role":"user","content":"one"},{"role":"assistant","content":"two"},{"role":"user","content":"three"}],"max_tokens":9}`
 			for _, body := range []string{chat(long, 8, true), chat(long, 8, false), history} {
@@ -78,35 +78,4 @@ func TestTRTLLMConditional(t *testing.T) {
 			return f.byEvents() >= float64(tt.tokens/16)
 		})
 	}
-}
-
-// TestTRTLLMMsgpack: engines that read MessagePack get it on every leg, and
-// answer as to JSON. Other engines reject it.
-func TestTRTLLMMsgpack(t *testing.T) {
-	for _, style := range trtllmStyles {
-		t.Run(style, func(t *testing.T) {
-			f := startFleet(t, style, fleetOptions{
-				engine: func(_ string, _ int, c *enginesim.Config) { c.TRTLLM.Msgpack, c.TRTLLM.AuthKey = true, "" },
-				config: func(c *config.Config) { c.TRTLLM.Msgpack, c.TRTLLM.Base64IDs = true, true },
-			})
-			bodies := map[string]string{
-				chat("\"quoted\" \\ \n and 😀 é", 8, true): chatPath, chat(long, 8, false): chatPath, prompt(7, 100): completionsPath,
-				`{"prompt":["one"],"model":"sim","max_tokens":5,"temperature":0.25,"stop":[],"stream":true,"stream_options":{"include_usage":true}}`: completionsPath,
-			}
-			for body, path := range bodies {
-				f.right(f.try(path, body), path, body)
-			}
-			for _, engines := range [][]*enginesim.Engine{f.prefill, f.decode} {
-				if n := engines[0].State().PackedBodies + engines[1].State().PackedBodies; n != int64(len(bodies)) {
-					t.Errorf("%d bodies were packed", n)
-				}
-			}
-			f.settled()
-		})
-	}
-	f := startFleet(t, enginesim.ConnectorTRTLLM, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) { c.TRTLLM.Msgpack = true }})
-	if a := f.try(chatPath, chat("hello", 5, false)); a.status != 400 {
-		t.Errorf("got status %d: %s", a.status, a.body)
-	}
-	f.settled()
 }

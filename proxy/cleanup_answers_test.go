@@ -56,42 +56,6 @@ func TestCleanupsAreRepeated(t *testing.T) {
 	}
 }
 
-// TestCleanupWithTheSameID: a clean-up has the id of the failed leg. The proxy makes the first
-// call only after the engine had time to end that leg, and repeats the clean-up only after the
-// engine had time to end the request of the first call.
-func TestCleanupWithTheSameID(t *testing.T) {
-	for _, sameID := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			var first, second time.Time
-			d := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
-				if nth == 1 {
-					first = time.Now()
-					c.send(status(500))
-					c.hold()
-					return
-				}
-				second = time.Now()
-				c.send(status(200))
-				c.hold()
-			}}
-			w := newWorld(t, setup{engines: []*fakeEngine{d, {name: "p", role: "prefill", connector: "vllm-nixl"}}})
-			target := func(name string) engine.Target { return engine.Target{Instance: w.registry.Snapshot().Instance(name)} }
-			job := &cleanup.Job{Connector: "vllm-nixl", Limit: time.Second}
-			job.Add([]connector.Cleanup{{Phase: abi.Decode, Leg: connector.Leg{Path: "/x"}, SameID: sameID, How: "test"}}, target("p"), target("d"))
-			begin := time.Now()
-			w.cleanups.Start(job)
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			if wait := first.Sub(begin); wait >= cleanup.Yield != sameID {
-				t.Errorf("same id %t: the first call came after %v", sameID, wait)
-			}
-			if n := w.cleaned("test"); n != 1 || second.Sub(first) >= cleanup.Yield != sameID {
-				t.Errorf("same id %t: got %v clean-ups, and %v between the first and the second call", sameID, n, second.Sub(first))
-			}
-		})
-	}
-}
-
 // TestCleanupOfAnUnhealthyEngine: if an engine answers no probes, the proxy calls no
 // engine to free its blocks.
 func TestCleanupOfAnUnhealthyEngine(t *testing.T) {

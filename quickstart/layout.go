@@ -24,7 +24,6 @@ const (
 	bootstrapPort = 8998  // one port for each prefill engine
 	handshakePort = 6301  // MoRI-IO: one port for each rank
 	notifyPort    = 61005 // MoRI-IO: one port for each rank
-	ncclPort      = 21001 // P2P-NCCL: one port for each rank
 	lmcachePort   = 65432
 )
 

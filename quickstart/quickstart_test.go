@@ -133,7 +133,7 @@ func TestDistinctPorts(t *testing.T) {
 
 // perRank reports whether each rank of an engine binds a port from the first on.
 func perRank(first int) bool {
-	for _, from := range []int{handshakePort, notifyPort, ncclPort} {
+	for _, from := range []int{handshakePort, notifyPort} {
 		if first >= from && first < from+3*MaxEngines*MaxTP {
 			return true
 		}
@@ -235,7 +235,7 @@ func TestProblems(t *testing.T) {
 		{"vllm-nixl", Options{Encode: -1}, "--encode: want 0 to 32"},
 		{"vllm-nixl", Options{TP: 9}, "--tp: want 1 to 8"},
 		{"vllm-nixl", Options{Hosts: []string{}}, "--host: no host"},
-		{"vllm-p2p-nccl", Options{Encode: 1}, "--encode: vllm-p2p-nccl has no encoders"},
+		{"sglang", Options{Encode: 1}, "--encode: sglang has no encoders"},
 		{"vllm-nixl", Options{Model: "--port"}, "--model"},
 		{"vllm-nixl", Options{Model: "a\nb"}, "--model"},
 		{"vllm-nixl", Options{Hosts: []string{"gpu1"}}, `--host: want IPv4 addresses, separated by commas, found "gpu1"`},

@@ -50,7 +50,7 @@ func generationFirstGuide() *guide {
 	g.summary = "Both engines get the request at the same time. Decode (generation) waits for the KV, and prefill (context) sends it as soon as it is computed."
 	g.extra = func(p *Plan) {
 		p.trtllmFiles("  transceiver_runtime: PYTHON # publishes the address that generation needs first\n")
-		p.top = []string{"[retry]", `schedule_style = "generation_first"`}
+		p.top = []string{"[trtllm]", `schedule_style = "generation_first"`}
 	}
 	g.notes = append(g.notes, "Generation first needs the Python transceiver. If prefill publishes no address (`/server_info`), the proxy uses the order of `trtllm` for this engine.")
 	return g

@@ -11,7 +11,6 @@ import (
 // of the Python packages with these versions.
 const (
 	vllmRelease   = "0.32.0"
-	ncclRelease   = "0.21.0" // the last minor release that was checked with P2pNcclConnector
 	lmcacheVer    = "0.5.6"
 	smallModel    = "Qwen/Qwen3-0.6B"
 	visionModel   = "Qwen/Qwen2.5-VL-3B-Instruct"
@@ -24,7 +23,7 @@ const (
 // (environment), config/kv_transfer.py, config/kv_events.py and config/ec_transfer.py
 // (members of the JSON values).
 func vllmGuides() []*guide {
-	guides := []*guide{nixlGuide(), nixlPushGuide(), storeGuide(), p2pTierGuide(), moriioGuide(false), moriioGuide(true), mooncakeGuide(), p2pNCCLGuide()}
+	guides := []*guide{nixlGuide(), nixlPushGuide(), storeGuide(), p2pTierGuide(), moriioGuide(false), moriioGuide(true), mooncakeGuide()}
 	for _, g := range guides {
 		g.evidence = evidence{
 			role: config.RoleDecode, path: "/metrics", metric: "vllm:external_prefix_cache_hits_total",
@@ -106,9 +105,6 @@ func (e *Engine) nixlChannel() {
 	e.env("VLLM_NIXL_SIDE_CHANNEL_PORT", e.port(sideChannel))
 }
 
-// addressEffect is the effect of a wrong VLLM_HOST_IP on engines with kv_address.
-const addressEffect = "The engine then does not listen at the `kv_address` of the configuration, which both engines get from the proxy."
-
 // What ran the commands of a quickstart.
 const (
 	notRun = "The engines were not run: they need GPUs."
@@ -186,7 +182,7 @@ func moriioGuide(read bool) *guide {
 			"MoRI-IO needs AMD GPUs. On one host the KV moves over xGMI, between hosts over RDMA.",
 			"Instead of `kv_address`, the engines can register at the proxy (`proxy_ip` and `proxy_ping_port`). See [discovery.md](" + discoveryPage + ").",
 		},
-		mistakes: []mistake{hostIPMistake(addressEffect)},
+		mistakes: []mistake{hostIPMistake("The engine then does not listen at the `kv_address` of the configuration, which both engines get from the proxy.")},
 	}
 	if read {
 		g.name, g.flow, g.title = config.ConnectorVLLMMoRIIORead, "prefill_first", "vLLM, MoRIIOConnector in READ mode (AMD)"
@@ -246,36 +242,5 @@ func mooncakeGuide() *guide {
 			"Do not set `engine_id`: decode never looks up a fixed id again after a restart of prefill.",
 		},
 		mistakes: []mistake{hostIPMistake("Mooncake then offers the KV at an address that the other engines may not reach.")},
-	}
-}
-
-// p2pNCCLGuide is for old releases. Sources, in vLLM 0.21.0:
-// distributed/kv_transfer/kv_connector/v1/p2p/p2p_nccl_engine.py (address: get_ip, which
-// reads VLLM_HOST_IP, and kv_port; without proxy_ip the engine does not register) and
-// config/kv_transfer.py (kv_port, kv_buffer_size).
-func p2pNCCLGuide() *guide {
-	return &guide{
-		name: config.ConnectorVLLMP2PNCCL, connector: config.ConnectorVLLMP2PNCCL, flow: "prefill_first",
-		title:   "vLLM, P2pNcclConnector (until June 2026)",
-		summary: "Prefill computes the prompt and sends the KV to decode over NCCL. Then decode gets the request. Later releases of vLLM do not have this connector; use vllm-nixl there.",
-		release: "vLLM " + ncclRelease,
-		sources: []string{"vllm/distributed/kv_transfer/kv_connector/v1/p2p/p2p_nccl_engine.py", "vllm/config/kv_transfer.py"},
-		install: []string{"pip install vllm==" + ncclRelease},
-		setUp: func(p *Plan, e *Engine) {
-			e.env("VLLM_HOST_IP", e.Host)
-			e.env("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", 1)
-			buffer := 8e9 // bytes of GPU memory for KV that arrives
-			if e.Role == config.RolePrefill {
-				buffer = 10
-			}
-			p.serve(e, object("kv_connector", "P2pNcclConnector", "kv_role", e.kvRole(),
-				"kv_buffer_size", buffer, "kv_port", e.ranked(ncclPort)))
-			e.key("kv_address", e.address(e.ranked(ncclPort)))
-		},
-		notes: []string{
-			"`kv_buffer_size` of decode is GPU memory in bytes; vLLM's documentation recommends 10 % of the GPU. Each engine also reserves 32 GiB of host memory (`mem_pool_size_gb`).",
-			"`VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1` keeps the request id, which contains the address of decode.",
-		},
-		mistakes: []mistake{hostIPMistake(addressEffect)},
 	}
 }

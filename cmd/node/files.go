@@ -57,7 +57,7 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 		f.eppCerts, err = edge.LoadCerts("epp.tls", t, log)
 		note("epp.tls", err)
 	}
-	f.trtllm = connector.TRTLLM{Base64IDs: cfg.TRTLLM.Base64IDs, StripHistory: cfg.TRTLLM.StripHistory, PerfMetrics: cfg.TRTLLM.PerfMetrics, Msgpack: cfg.TRTLLM.Msgpack}
+	f.trtllm = connector.TRTLLM{PerfMetrics: cfg.TRTLLM.PerfMetrics}
 	f.trtllm.AuthKey, err = config.ReadSecret(cfg.TRTLLM.AuthKeyFile)
 	note("trtllm.auth_key_file", err)
 	f.workerToken, err = config.ReadSecret(cfg.Discovery.TRTLLM.TokenFile)

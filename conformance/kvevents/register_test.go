@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +26,25 @@ import (
 type registry struct {
 	t    *testing.T
 	node *node.Node
+	log  *lockedBuffer
+}
+
+// lockedBuffer is a bytes.Buffer for several goroutines.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 func startRegistry(t *testing.T, password string) *registry {
@@ -41,7 +62,8 @@ func startRegistry(t *testing.T, password string) *registry {
 		}
 	}
 	cfg.Health.Interval = config.Duration(100 * time.Millisecond)
-	n, err := node.New(&cfg, slog.New(slog.DiscardHandler), node.Options{})
+	log := new(lockedBuffer)
+	n, err := node.New(&cfg, slog.New(slog.NewTextHandler(log, nil)), node.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +76,7 @@ func startRegistry(t *testing.T, password string) *registry {
 			t.Error(err)
 		}
 	})
-	return &registry{t, n}
+	return &registry{t, n, log}
 }
 
 // run starts a simulated engine that does not register automatically.
@@ -225,20 +247,18 @@ func TestMoRIIORegistrations(t *testing.T) {
 	}
 }
 
-// The same for P2P-NCCL's engines, which have one form.
-func TestP2PNCCLRegistrations(t *testing.T) {
+// The registry refuses an engine with the retired P2pNcclConnector, and still registers others.
+func TestRetiredRegistration(t *testing.T) {
 	r := startRegistry(t, "")
-	at := quietAddrs(t, 4)
-	for i, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
-		c := enginesim.Config{Connector: enginesim.ConnectorVLLMP2PNCCL, Role: role, Listen: at[2*i]}
-		c.P2PNCCL.Port = portOf(at[2*i+1])
-		r.run(c)
-		r.register("nccl", []string{"P", "D"}[i], at[2*i], strconv.Itoa(c.P2PNCCL.Port), "0", "")
-	}
-	alone := r.run(enginesim.Config{Connector: enginesim.ConnectorVLLMP2PNCCL})
-	r.ready(enginesim.ConnectorVLLMP2PNCCL)
-	if got, want := r.try(r.node.URL()), r.try(alone.URL()); got != want || want == "" {
-		t.Errorf("got text %q, want %q", got, want)
+	at := quietAddrs(t, 2)
+	r.register("nccl", "P", at[0], "21001", "0", "")
+	r.eventually("the registration is refused", func() bool {
+		return strings.Contains(r.log.String(), `connector \"vllm-p2p-nccl\" is retired: vLLM removed P2pNcclConnector in June 2026; use \"vllm-nixl\"`)
+	})
+	r.register("new", "D", at[1], "6301", "61005", "WRITE")
+	r.eventually("the other engine is known", func() bool { return r.state("decode@"+at[1]) != "" })
+	if rows := r.engines(); len(rows) != 1 {
+		t.Errorf("r.engines() = %+v", rows)
 	}
 }
 

@@ -30,7 +30,6 @@ const (
 	ConnectorVLLMMoRIIO     = core.ConnectorVLLMMoRIIO
 	ConnectorVLLMMoRIIORead = core.ConnectorVLLMMoRIIORead
 	ConnectorVLLMMooncake   = core.ConnectorVLLMMooncake
-	ConnectorVLLMP2PNCCL    = core.ConnectorVLLMP2PNCCL
 	ConnectorVLLMP2PTier    = core.ConnectorVLLMP2PTier
 	ConnectorSGLang         = core.ConnectorSGLang
 	ConnectorTRTLLM         = core.ConnectorTRTLLM
@@ -58,7 +57,7 @@ const (
 func New(cfg Config) (*Engine, error) {
 	build := func(e *Engine) core.Protocol { return vllm.New(e) }
 	switch cfg.Connector {
-	case "", ConnectorNone, ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMStore, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead, ConnectorVLLMMooncake, ConnectorVLLMP2PNCCL, ConnectorVLLMP2PTier:
+	case "", ConnectorNone, ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMStore, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead, ConnectorVLLMMooncake, ConnectorVLLMP2PTier:
 	case ConnectorSGLang:
 		build = func(e *Engine) core.Protocol { return sglang.New(e) }
 	case ConnectorTRTLLM:

@@ -228,7 +228,7 @@ func (a *attempt) run() error {
 // chooseFlow chooses the order of the legs of a connector that has several.
 func (a *attempt) chooseFlow(o connector.Ordered) {
 	var fallback string
-	if a.p.Flow, fallback = o.Order(&a.c, a.env.Config.Retry.ScheduleStyle); fallback != "" {
+	if a.p.Flow, fallback = o.Order(&a.c, a.env.Config.TRTLLM.ScheduleStyle); fallback != "" {
 		a.p.Fallbacks = append(a.p.Fallbacks, coordinator.Fallback{What: "schedule_style", Reason: fallback})
 	}
 }

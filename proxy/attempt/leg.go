@@ -88,18 +88,6 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped *connector.Leg, w wai
 		l.fields = editFields(l.fields, e)
 	}
 	l.body[0] = shaped.Body
-	if shaped.Msgpack {
-		copied, err := env.Client.LegBuffer(len(shaped.Body))
-		if err != nil {
-			return nil, l.notSent(err)
-		}
-		defer copied.Free() // the client reads it only until Do returns
-		if packed, err := connector.AppendMsgpack(copied.B, shaped.Body); err == nil {
-			copied.Set(packed)
-			l.body[0] = packed
-			l.fields = append(l.fields, upstream.Field{Name: connector.HeaderMsgpack, Value: "1"})
-		}
-	}
 	q := &l.request // no assignment of a whole Request: it would need a copy on the stack of each open stream
 	q.Method, q.Path, q.Header, q.Body = "POST", t.Prefix+shaped.Path, l.fields, l.body[:]
 	q.SendBy, q.HeadTimeout, q.IdleTimeout, q.Linger, q.KeepLate, q.Detach = w.sendBy, w.head, w.idle, w.linger, w.keepLate, w.detach

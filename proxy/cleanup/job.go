@@ -64,9 +64,6 @@ func (j *Job) Add(calls []connector.Cleanup, p, d engine.Target) {
 			t = p
 		}
 		cc := call{Cleanup: c, target: t, holder: t}
-		if c.SameID { // the engine may still run the failed leg, even if it has answered
-			j.delay = Yield
-		}
 		switch {
 		case c.Until == connector.UntilServed: // prefill writes into decode's blocks; decode frees them then
 			cc.holder = d

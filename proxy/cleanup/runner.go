@@ -196,11 +196,7 @@ func (r *Runner) awaitPrompt(ctx context.Context, job *Job) (done func()) {
 func (r *Runner) repeat(ctx, patience context.Context, job *Job, c *call, tried func()) (how string) {
 	done := r.tryAll(ctx, job, c)
 	tried()
-	pause := firstPause
-	if c.SameID {
-		pause = Yield
-	}
-	for ; !done; pause = min(2*pause, longestPause) {
+	for pause := firstPause; !done; pause = min(2*pause, longestPause) {
 		if job.slow && !c.awaitHolder(ctx, job) || !job.slow && c.gone() {
 			return engineGone
 		}

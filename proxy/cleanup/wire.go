@@ -49,7 +49,7 @@ func (j *Job) Append(b []byte) []byte {
 	for i := range j.calls {
 		c := &j.calls[i]
 		call := &fleetpb.CleanupCall{
-			Phase: uint32(c.Phase), Until: uint32(c.Until), AnyTarget: c.AnyTarget, SameId: c.SameID, HoldNs: int64(max(0, c.Cleanup.Hold)),
+			Phase: uint32(c.Phase), Until: uint32(c.Until), AnyTarget: c.AnyTarget, HoldNs: int64(max(0, c.Cleanup.Hold)),
 			How: c.How, Path: c.Leg.Path, Body: c.Leg.Body, Hosts: c.Hosts,
 			Target: c.target.Name(), TargetRank: uint32(c.target.Rank), Holder: c.holder.Name(), HolderRank: uint32(c.holder.Rank),
 		}
@@ -85,7 +85,7 @@ func readJob(b []byte, known *engine.Snapshot) (j *Job, lost, err error) {
 			return nil, nil, errLaterJob
 		}
 		c := call{Cleanup: connector.Cleanup{
-			Phase: abi.Phase(one.Phase), Until: connector.Until(one.Until), AnyTarget: one.AnyTarget, SameID: one.SameId,
+			Phase: abi.Phase(one.Phase), Until: connector.Until(one.Until), AnyTarget: one.AnyTarget,
 			Hold: bounded(one.HoldNs), How: one.How, Hosts: one.Hosts,
 		}}
 		c.Leg.Path, c.Leg.Body = one.Path, one.Body

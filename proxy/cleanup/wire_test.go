@@ -68,7 +68,7 @@ func TestJobIsReadBack(t *testing.T) {
 	known := known()
 	job := orphanJob(t, 3)
 	job.calls = append(job.calls, call{
-		Cleanup: connector.Cleanup{Phase: abi.Prefill, Until: connector.UntilServed, How: "test", Leg: connector.Leg{Path: "/x"}, SameID: true, Hold: 480 * time.Second},
+		Cleanup: connector.Cleanup{Phase: abi.Prefill, Until: connector.UntilServed, How: "test", Leg: connector.Leg{Path: "/x"}, Hold: 480 * time.Second},
 		target:  job.calls[0].holder, holder: job.calls[0].target,
 	})
 	b := job.Encode()
@@ -81,7 +81,7 @@ func TestJobIsReadBack(t *testing.T) {
 	}
 	for i, c := range got.calls {
 		want := job.calls[i]
-		if c.Phase != want.Phase || c.Until != want.Until || c.AnyTarget != want.AnyTarget || c.SameID != want.SameID || c.Cleanup.Hold != want.Cleanup.Hold || c.How != want.How || c.Leg.Path != want.Leg.Path ||
+		if c.Phase != want.Phase || c.Until != want.Until || c.AnyTarget != want.AnyTarget || c.Cleanup.Hold != want.Cleanup.Hold || c.How != want.How || c.Leg.Path != want.Leg.Path ||
 			string(c.Leg.Body) != string(want.Leg.Body) || !slices.Equal(c.Leg.Header, want.Leg.Header) || !slices.Equal(c.Hosts, want.Hosts) ||
 			c.target.Name() != want.target.Name() || c.holder.Name() != want.holder.Name() {
 			t.Errorf("call %d: %+v, want %+v", i, c, want)

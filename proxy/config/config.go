@@ -101,6 +101,7 @@ func Default() Config {
 		Conversation: defaultConversation(),
 		Health:       defaultHealth(),
 		Retry:        defaultRetry(),
+		TRTLLM:       defaultTRTLLM(),
 		Circuit:      defaultCircuit(),
 		Pairs:        defaultPairs(),
 		Discovery:    defaultDiscovery(),

@@ -57,7 +57,7 @@ func TestDefaults(t *testing.T) {
 		{"retry.attempts", c.Retry.Attempts, 3},
 		{"retry.budget", c.Retry.Budget, 0.2},
 		{"retry.min_budget", c.Retry.MinBudget, 10},
-		{"retry.schedule_style", c.Retry.ScheduleStyle, "context_first"},
+		{"trtllm.schedule_style", c.TRTLLM.ScheduleStyle, "context_first"},
 		{"pairs", c.Pairs, Pairs{SameLabels: []string{}}},
 		{"circuit", c.Circuit, Circuit{Failures: 5, OpenFor: seconds(10)}},
 		{"discovery.etcd.prefix", c.Discovery.Etcd.Prefix, "/pdproxy/engines/"},

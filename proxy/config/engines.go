@@ -2,7 +2,6 @@ package config
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -33,7 +32,6 @@ const (
 	ConnectorVLLMMoRIIO     = "vllm-moriio"
 	ConnectorVLLMMoRIIORead = "vllm-moriio-read"
 	ConnectorVLLMMooncake   = "vllm-mooncake"
-	ConnectorVLLMP2PNCCL    = "vllm-p2p-nccl"
 	// ConnectorVLLMP2PTier is the OffloadingConnector with a secondary tier of type
 	// p2p.
 	ConnectorVLLMP2PTier = "vllm-p2p-tier"
@@ -49,7 +47,7 @@ func roles() []string { return []string{RolePrefill, RoleDecode, RoleBoth, RoleE
 func connectors() []string {
 	return []string{
 		ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMStore, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead,
-		ConnectorVLLMMooncake, ConnectorVLLMP2PNCCL, ConnectorVLLMP2PTier, ConnectorSGLang, ConnectorTRTLLM, ConnectorNone,
+		ConnectorVLLMMooncake, ConnectorVLLMP2PTier, ConnectorSGLang, ConnectorTRTLLM, ConnectorNone,
 	}
 }
 
@@ -66,8 +64,8 @@ type Engine struct {
 	// Required.
 	Role string `toml:"role"`
 	// Connector is its KV-transfer protocol: vllm-nixl, vllm-nixl-push, vllm-store,
-	// vllm-p2p-tier, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-nccl, sglang,
-	// trtllm, or none for an engine that transfers no KV.
+	// vllm-p2p-tier, vllm-moriio, vllm-moriio-read, vllm-mooncake, sglang, trtllm, or none
+	// for an engine that transfers no KV.
 	// Default "none", which needs role "both".
 	Connector string `toml:"connector"`
 	// Ranks is the number of its data-parallel ranks. Default 1; at least 1.
@@ -101,8 +99,8 @@ type Engine struct {
 	// only. Default false.
 	HeaderOverrides bool `toml:"header_overrides"`
 	// KVAddress is the address of its KV transfer for its peers:
-	// host:HOST,handshake:PORT,notify:PORT for vllm-moriio and vllm-moriio-read, HOST:PORT
-	// for vllm-p2p-nccl. Required there, except for engines that register it. Default "".
+	// host:HOST,handshake:PORT,notify:PORT. vllm-moriio and vllm-moriio-read only,
+	// required there, except for engines that register it. Default "".
 	KVAddress string `toml:"kv_address"`
 	// TPSize is its tensor-parallel size; vllm-moriio, vllm-mooncake, and
 	// vllm-nixl-push prefill. Default 0: that of its peers, with vllm-nixl-push 1.
@@ -224,23 +222,12 @@ func (e *Engine) SideChannelOf(rank int) (host string, port int) {
 	return host, port + rank
 }
 
-// CheckKVAddress returns an error if kv_address, which must be well-formed, is not of
-// the connector's form.
+// CheckKVAddress returns an error if the connector needs a kv_address and there is none.
 func (e *Engine) CheckKVAddress() error {
-	nccl := e.Connector == ConnectorVLLMP2PNCCL
-	if !nccl && !e.MoRIIO() || e.Role == RoleBoth || e.Role == RoleEncode {
+	if !e.MoRIIO() || e.Role == RoleBoth || e.Role == RoleEncode || e.KVAddress != "" {
 		return nil
 	}
-	address, _ := ParseKVAddress(e.KVAddress)
-	switch {
-	case address.IsZero():
-		return fmt.Errorf("is required for connector %q", e.Connector)
-	case nccl && !address.Alone():
-		return errors.New("want HOST:PORT")
-	case !nccl && address.Alone():
-		return errors.New("want host:HOST,handshake:PORT,notify:PORT")
-	}
-	return nil
+	return fmt.Errorf("is required for connector %q", e.Connector)
 }
 
 // MoRIIO reports whether the instance uses MoRI-IO, in either mode.
@@ -287,11 +274,6 @@ type Retry struct {
 	// MinBudget is the number of retries that the budget's window allows regardless of
 	// the share. Default 10; 0: none.
 	MinBudget int `toml:"min_budget"`
-	// ScheduleStyle is the leg order of trtllm pairs: "context_first" or
-	// "generation_first", which needs prefill engines that publish an endpoint in
-	// GET /server_info; "" is the latter where they do. Default
-	// "context_first".
-	ScheduleStyle string `toml:"schedule_style"`
 }
 
 // Circuit configures when a failing instance or pair is not used.
@@ -323,7 +305,7 @@ func defaultHealth() Health {
 }
 
 func defaultRetry() Retry {
-	return Retry{Attempts: 3, Budget: 0.2, MinBudget: 10, ScheduleStyle: "context_first"}
+	return Retry{Attempts: 3, Budget: 0.2, MinBudget: 10}
 }
 
 func defaultCircuit() Circuit { return Circuit{Failures: 5, OpenFor: seconds(10)} }

@@ -6,20 +6,16 @@ import (
 	"strings"
 )
 
-// KVAddress is the address of the KV transfer of vLLM's MoRIIOConnector or
-// P2pNcclConnector for an engine's peers. Its text form is the one that engines
-// register and read from request ids: "host:10.0.0.5,handshake:6301,notify:61005", or
-// "10.0.0.5:21001". Sources: vLLM
+// KVAddress is the address of the KV transfer of vLLM's MoRIIOConnector for an engine's
+// peers. Its text form is the one that engines register and read from request ids:
+// "host:10.0.0.5,handshake:6301,notify:61005". Source: vLLM
 // distributed/kv_transfer/kv_connector/v1/moriio/moriio_common.py
-// parse_moriio_zmq_address, and p2p/p2p_nccl_connector.py parse_request_id.
+// parse_moriio_zmq_address.
 type KVAddress struct {
 	Host      string // IP address or name, IPv6 without brackets
-	Handshake int    // handshake port of rank 0; the only port of P2pNcclConnector
-	Notify    int    // port of rank 0 of the notifications; 0 with P2pNcclConnector
+	Handshake int    // handshake port of rank 0
+	Notify    int    // port of rank 0 of the notifications
 }
-
-// Alone reports whether the address has one port, as P2pNcclConnector's has.
-func (a KVAddress) Alone() bool { return a.Notify == 0 }
 
 // IsZero reports whether no address is known.
 func (a KVAddress) IsZero() bool { return a == KVAddress{} }
@@ -32,28 +28,18 @@ func (a KVAddress) Append(dst []byte) []byte {
 	if a.IsZero() {
 		return dst
 	}
-	if a.Alone() {
-		return strconv.AppendInt(append(append(dst, a.Host...), ':'), int64(a.Handshake), 10)
-	}
 	dst = append(append(dst, "host:"...), a.Host...)
 	dst = strconv.AppendInt(append(dst, ",handshake:"...), int64(a.Handshake), 10)
 	return strconv.AppendInt(append(dst, ",notify:"...), int64(a.Notify), 10)
 }
 
-var errKVAddress = errors.New("want host:HOST,handshake:PORT,notify:PORT, or HOST:PORT")
+var errKVAddress = errors.New("want host:HOST,handshake:PORT,notify:PORT")
 
 // ParseKVAddress parses the text of an address. The parts may have any order; parts
 // with other names are ignored, as in the engines. "" is the zero value.
 func ParseKVAddress(text string) (KVAddress, error) {
 	var a KVAddress
 	if text == "" {
-		return a, nil
-	}
-	if host, port, _ := strings.Cut(text, ":"); host != "host" && !strings.ContainsAny(port, ":,") {
-		a.Host = host
-		if a.Handshake, _ = strconv.Atoi(port); host == "" || !validHost(host) || !isPort(a.Handshake) {
-			return KVAddress{}, errKVAddress
-		}
 		return a, nil
 	}
 	for part := range strings.SplitSeq(text, ",") {

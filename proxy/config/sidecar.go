@@ -203,7 +203,11 @@ func (k *checker) sidecar() {
 		k.sidecarEngine()
 	}
 	k.oneOf("sidecar.role", s.Role, RolePrefill, RoleDecode, RoleBoth)
-	k.oneOf("sidecar.connector", s.Connector, connectors()...)
+	if err := RetiredConnector(s.Connector); err != nil {
+		k.add("sidecar.connector", "%v", err)
+	} else {
+		k.oneOf("sidecar.connector", s.Connector, connectors()...)
+	}
 	if s.Connector == ConnectorNone && s.Role != RoleBoth {
 		k.add("sidecar.connector", "%q transfers nothing: it needs role %q", ConnectorNone, RoleBoth)
 	}

@@ -24,6 +24,10 @@ func (k *checker) engine(at string, e Engine, names map[string]string) {
 	} else {
 		k.oneOf(key("role"), e.Role, roles()...)
 	}
+	if err := RetiredConnector(e.Connector); err != nil {
+		k.add(key("connector"), "%v", err)
+		return // its other keys may have values of the retired connector
+	}
 	k.oneOf(key("connector"), e.Connector, connectors()...)
 	if e.Role == RoleEncode && slices.Contains(connectors(), e.Connector) && !strings.HasPrefix(e.Connector, "vllm-") {
 		k.add(key("role"), "%q is for connectors of vLLM, found %q", RoleEncode, e.Connector)
@@ -87,9 +91,6 @@ func (k *checker) kvAddress(at string, e Engine) {
 		k.add(joinKey(at, "kv_address"), "%v", err)
 	} else if err := e.CheckKVAddress(); err != nil {
 		k.add(joinKey(at, "kv_address"), "%v", err)
-	}
-	if e.Connector == ConnectorVLLMP2PNCCL && e.Ranks > 1 {
-		k.add(joinKey(at, "ranks"), "connector %q has one rank", e.Connector)
 	}
 	k.within(joinKey(at, "tp_size"), e.TPSize, 0, 1<<16)
 	k.within(joinKey(at, "pp_size"), e.PPSize, 0, 1<<16)
@@ -174,7 +175,6 @@ func (k *checker) engineCare() {
 	k.atLeast("retry.attempts", r.Attempts, 1)
 	k.share("retry.budget", r.Budget)
 	k.atLeast("retry.min_budget", r.MinBudget, 0)
-	k.oneOf("retry.schedule_style", r.ScheduleStyle, "", "context_first", "generation_first")
 
 	k.atLeast("circuit.failures", k.config.Circuit.Failures, 1)
 	k.positive("circuit.open_for", int64(k.config.Circuit.OpenFor))
@@ -183,6 +183,7 @@ func (k *checker) engineCare() {
 	t := k.config.Transport
 	k.atLeast("transport.max_idle", t.MaxIdle, 0)
 	k.positive("transport.idle_timeout", int64(t.IdleTimeout))
+	k.oneOf("trtllm.schedule_style", k.config.TRTLLM.ScheduleStyle, "", "context_first", "generation_first")
 }
 
 // engineKey is the key name of engine i.

@@ -144,8 +144,8 @@ func (k *checker) warnUnused(i int, e Engine) {
 			}
 		}
 	}
-	if !e.MoRIIO() && e.Connector != ConnectorVLLMP2PNCCL && e.KVAddress != "" {
-		k.add(engineKey(i, "kv_address"), "has no effect: only the connectors of MoRI-IO and P2P-NCCL use it")
+	if !e.MoRIIO() && e.KVAddress != "" {
+		k.add(engineKey(i, "kv_address"), "has no effect: only the connectors of MoRI-IO use it")
 	}
 	if !e.MoRIIO() && !e.Pushes() && e.Connector != ConnectorVLLMMooncake && e.TPSize != 0 {
 		k.add(engineKey(i, "tp_size"), "has no effect: only the connectors of MoRI-IO and Mooncake, and prefill engines of %q, use it", ConnectorVLLMNixlPush)

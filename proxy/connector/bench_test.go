@@ -26,7 +26,6 @@ var answers = map[string]string{
 	"vllm-store":       `{"id":"chatcmpl-1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"kv_transfer_params":null}`,
 	"vllm-moriio":      moriioAnswer,
 	"vllm-moriio-read": moriioAnswer,
-	"vllm-p2p-nccl":    `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}]}`,
 	"vllm-mooncake":    `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"kv_transfer_params":null}`,
 	"vllm-p2p-tier":    `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"kv_transfer_params":null}`,
 	"sglang":           `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}]}`,
@@ -77,14 +76,13 @@ func BenchmarkLegs(b *testing.B) {
 // compared, and the scan's memory.
 func TestLegAllocations(t *testing.T) {
 	limits := map[string][4]float64{ // aggregated, prefill, decode, reading prefill's answer
-		"vllm-nixl":      {1, 1, 1, 4},
+		"vllm-nixl":      {1, 1, 1, 2},
 		"vllm-store":     {1, 1, 1, 1},
 		"vllm-nixl-push": {1, 3, 3, 3}, // the parameters, which contain the transfer's id
 		// The parameters, and the request id with its two addresses. In READ mode also
 		// prefill's own parameters.
 		"vllm-moriio":      {1, 4, 4, 3},
 		"vllm-moriio-read": {1, 4, 34, 6},
-		"vllm-p2p-nccl":    {1, 2, 2, 1}, // the request id
 		"vllm-p2p-tier":    {1, 3, 3, 1}, // the parameters and the transfer's id
 		"vllm-mooncake":    {1, 4, 5, 2}, // the parameters and the ids that they name
 		"sglang":           {0, 0, 0, 2},

@@ -57,9 +57,7 @@ type Leg struct {
 	Header []Field
 	Body   []byte // appended to the caller's buffer, unless Alias
 	Alias  bool   // Body is the client's own body: it must not be written to, kept or reused as a buffer
-	// Msgpack: the body must be converted by AppendMsgpack and sent with HeaderMsgpack.
-	Msgpack bool
-	Unary   bool // the answer is one JSON object, even if the client requested a stream
+	Unary  bool   // the answer is one JSON object, even if the client requested a stream
 }
 
 // Handoff is the meaning of prefill's answer for decode. Its byte slices alias the
@@ -85,8 +83,8 @@ type Handoff struct {
 	Renews bool
 	// Params is the raw JSON object that decode needs. Only the connector interprets it.
 	Params []byte
-	// Prompt is the raw prompt in prefill's form (token ids, or base64 of them) if
-	// decode gets it instead of the text; else empty.
+	// Prompt is the raw list of the prompt's token ids if decode gets it instead of the
+	// text; else empty.
 	Prompt []byte
 	// Usage is prefill's raw usage object if decode reports it; else empty.
 	Usage []byte
@@ -137,11 +135,7 @@ type Cleanup struct {
 	// Hold is how long the engine keeps the memory if no call frees it; 0: at most 30
 	// s.
 	Hold time.Duration
-	// SameID: the call has the request id of the failed leg. An engine must not get two
-	// requests with one id at a time, and needs some time to end a request after its
-	// connection was closed. So the proxy repeats the call after longer pauses.
-	SameID bool
-	How    string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, forget_turn, prefill_again, refused_decode, same_id
+	How  string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, forget_turn, prefill_again, refused_decode
 }
 
 // Connector is one engine protocol. All methods are pure and safe for concurrent use.
@@ -187,7 +181,7 @@ type Connector interface {
 
 // Ordered is a connector whose legs may be sent in another order than that of Flow, if
 // the operator wants it and the placed engines support it. Order returns the order of
-// a's legs for a style of retry.schedule_style. A fallback other than "" is the reason,
+// a's legs for a style of trtllm.schedule_style. A fallback other than "" is the reason,
 // for a counter, why that order is not the style's.
 type Ordered interface {
 	Order(a *Attempt, style string) (flow abi.Flow, fallback string)
@@ -304,7 +298,7 @@ func All() []Connector { return Configured(TRTLLM{}) }
 
 // Configured is All with the operator's settings for the trtllm connector.
 func Configured(t TRTLLM) []Connector {
-	return []Connector{nixl{}, nixlPush{}, vllmStore{}, moriio{}, moriio{read: true}, mooncake{}, p2pNCCL{}, p2pTier{}, sglang{}, trtllm{settings: t}, none{}}
+	return []Connector{nixl{}, nixlPush{}, vllmStore{}, moriio{}, moriio{read: true}, mooncake{}, p2pTier{}, sglang{}, trtllm{settings: t}, none{}}
 }
 
 // ByName returns the connector of that name in the configuration.

@@ -104,7 +104,6 @@ func FuzzReadPrefillStore(f *testing.F)    { fuzzReadPrefill(f, "vllm-store") }
 func FuzzReadPrefillMoRIIO(f *testing.F)   { fuzzReadPrefill(f, "vllm-moriio-read") }
 func FuzzReadPrefillWrite(f *testing.F)    { fuzzReadPrefill(f, "vllm-moriio") }
 func FuzzReadPrefillMooncake(f *testing.F) { fuzzReadPrefill(f, "vllm-mooncake") }
-func FuzzReadPrefillP2PNCCL(f *testing.F)  { fuzzReadPrefill(f, "vllm-p2p-nccl") }
 func FuzzReadPrefillSGLang(f *testing.F)   { fuzzReadPrefill(f, "sglang") }
 func FuzzReadPrefillTRTLLM(f *testing.F)   { fuzzReadPrefill(f, "trtllm") }
 
@@ -169,6 +168,5 @@ func FuzzLegsP2PTier(f *testing.F)  { fuzzLegs(f, "vllm-p2p-tier") }
 func FuzzLegsStore(f *testing.F)    { fuzzLegs(f, "vllm-store") }
 func FuzzLegsMoRIIO(f *testing.F)   { fuzzLegs(f, "vllm-moriio") }
 func FuzzLegsMooncake(f *testing.F) { fuzzLegs(f, "vllm-mooncake") }
-func FuzzLegsP2PNCCL(f *testing.F)  { fuzzLegs(f, "vllm-p2p-nccl") }
 func FuzzLegsSGLang(f *testing.F)   { fuzzLegs(f, "sglang") }
 func FuzzLegsTRTLLM(f *testing.F)   { fuzzLegs(f, "trtllm") }

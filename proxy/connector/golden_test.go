@@ -27,7 +27,7 @@ type golden struct {
 	LegID        string       `json:"leg_id"`
 	Conversation string       // the proxy's name for the conversation
 	TRTLLM       TRTLLM       // the operator's settings
-	Style        string       // retry.schedule_style; "" is the connector's own order
+	Style        string       // trtllm.schedule_style; "" is the connector's own order
 	Order        string       // the resulting order
 	Prefill      *goldenPlace // null: aggregated only
 	Decode       goldenPlace

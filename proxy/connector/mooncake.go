@@ -118,7 +118,9 @@ func (m mooncake) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	b := append(make([]byte, 0, 160), `{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":`...)
 	leg, err := vllmPrefill(a, dst, append(openai.AppendQuoted(b, m.transferID(a)), '}'))
 	leg.Header = []Field{{Name: "X-Request-Id", Value: a.LegID}}
-	leg.Header = rankHeader(leg.Header, max(a.Prefill.Spec.Ranks, a.Prefill.Facts().DPSize), a.Prefill.Rank)
+	if max(a.Prefill.Spec.Ranks, a.Prefill.Facts().DPSize) > 1 {
+		leg.Header = append(leg.Header, rankField(a.Prefill.Rank))
+	}
 	return leg, err
 }
 
@@ -128,7 +130,7 @@ func (mooncake) transferID(a *Attempt) string { return "xfer-" + a.LegID }
 // ReadPrefill finds out whether prefill has kept its blocks. The only sign is the
 // reason why the text ended.
 func (mooncake) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
-	if _, err := transferParams(body); err != nil {
+	if _, _, err := transferParams(body, nil, nil); err != nil {
 		return Handoff{}, err
 	}
 	reason, found := openai.Find(body, "choices", "0", "finish_reason")

@@ -129,7 +129,7 @@ func (moriio) transfer(a *Attempt, other engine.Target, prefill bool) []byte {
 // defer_timeout of prefill: no message renews it (moriio_connector.py,
 // _deferred_send_deadlines).
 func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
-	params, err := transferParams(body)
+	params, _, err := transferParams(body, nil, nil)
 	switch {
 	case err != nil:
 		return Handoff{}, err
@@ -155,7 +155,7 @@ func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	// decodeParams checks the members that are cut here.
 	rest := openai.AppendEdited(nil, params, cut("remote_host"), cut("remote_engine_id"),
 		cut("remote_port"), cut("remote_handshake_port"), cut("remote_notify_port"))
-	if !ownHosts(a.Prefill.Instance, a.Decode.Instance, rest) {
+	if !Sound(a.Prefill.Instance, a.Decode.Instance, rest) {
 		return Handoff{}, badReply("kv_transfer_params name a host at which prefill is not known to be")
 	}
 	return Handoff{Params: params, Pinned: true, Lease: a.Prefill.KVLease}, nil

@@ -22,8 +22,8 @@ type nixl struct{}
 // nixlPrefill makes prefill keep its blocks. Engines read do_remote_decode; the nulls
 // are customary. Block ids in their place would make prefill wait for KV that no engine
 // sends.
-const nixlPrefill = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,` +
-	`"remote_block_ids":null,"remote_host":null,"remote_port":null}`
+var nixlPrefill = literal(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,` +
+	`"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
 
 func (nixl) Name() string   { return "vllm-nixl" }
 func (nixl) Flow() abi.Flow { return abi.FlowPrefillFirst }
@@ -93,12 +93,34 @@ func (nixl) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	params := a.RetainedKV
 	if len(params) == 0 {
-		params = literal(nixlPrefill)
+		params = nixlPrefill
 	}
 	leg, err := vllmPrefill(a, dst, params)
 	leg.Header = vllmHeader(a.LegID, a.Prefill)
 	return leg, err
 }
+
+// The edits of legs that are the same for every request. Their values must not be written to.
+var (
+	literalOne, literalTrue, literalFalse = literal("1"), literal("true"), literal("false")
+
+	unstreamed = []openai.Edit{
+		{Key: "stream", Value: literalFalse}, // streamed answers have no params
+		cut("stream_options"),                // engines reject it if stream is not true
+	}
+	firstTokenText = []openai.Edit{
+		{Key: "max_tokens", Value: literalOne}, {Key: "ignore_eos", Value: literalTrue}, cut("stop"), cut("stop_token_ids"),
+		cut("min_tokens"), cut("min_completion_tokens"), // engines reject a minimum above the limit
+	}
+	firstTokenResponses = []openai.Edit{
+		{Key: "max_output_tokens", Value: literalOne}, {Key: "ignore_eos", Value: literalTrue}, cut("stop"),
+		{Key: "store", Value: literalFalse}, // clients retrieve decode's answer
+	}
+	firstTokenMessages = []openai.Edit{{Key: "max_tokens", Value: literalOne}, cut("stop_sequences")}
+	firstTokenGenerate = []openai.Edit{
+		{Key: "max_tokens", Value: literalOne}, {Key: "ignore_eos", Value: literalTrue}, cut("min_tokens"), cut("stop"), cut("stop_token_ids"),
+	}
+)
 
 // vllmPrefill returns a prefill leg without header. params are its kv_transfer_params;
 // nil for none.
@@ -108,10 +130,7 @@ func vllmPrefill(a *Attempt, dst, params []byte) (Leg, error) {
 	if params != nil {
 		edits = append(edits, openai.Edit{Key: "kv_transfer_params", Value: params})
 	}
-	edits = append(edits,
-		openai.Edit{Key: "stream", Value: literal("false")}, // streamed answers have no params
-		cut("stream_options"),                               // engines reject it if stream is not true
-	)
+	edits = append(edits, unstreamed...)
 	edits, err := appendFirstToken(edits, a, params)
 	if err != nil {
 		return Leg{}, err
@@ -124,34 +143,23 @@ func vllmPrefill(a *Attempt, dst, params []byte) (Leg, error) {
 // appendFirstToken appends the edits that make the leg end after its first token, by
 // the limit alone. transfer is the leg's kv_transfer_params.
 func appendFirstToken(edits []openai.Edit, a *Attempt, transfer []byte) ([]openai.Edit, error) {
-	one, yes, no := literal("1"), literal("true"), literal("false")
 	switch a.Request.API {
 	case openai.VLLMGenerate:
-		params, err := vllmSamplingParams(a, transfer,
-			openai.Edit{Key: "max_tokens", Value: one},
-			openai.Edit{Key: "ignore_eos", Value: yes},
-			cut("min_tokens"), cut("stop"), cut("stop_token_ids"))
+		params, err := vllmSamplingParams(a, transfer, firstTokenGenerate...)
 		return append(edits, openai.Edit{Key: "sampling_params", Value: params}), err
 	case openai.Responses:
-		return append(edits,
-			openai.Edit{Key: "max_output_tokens", Value: one},
-			openai.Edit{Key: "ignore_eos", Value: yes},
-			openai.Edit{Key: "store", Value: no}, // clients retrieve decode's answer
-			cut("stop")), nil
+		return append(edits, firstTokenResponses...), nil
 	case openai.Messages:
-		edits = append(edits, openai.Edit{Key: "max_tokens", Value: one}, cut("stop_sequences"))
-		if budgets(a.Request) {
+		if edits = append(edits, firstTokenMessages...); budgets(a.Request) {
 			edits = append(edits, cut("thinking"))
 		}
 		return edits, nil
 	default: // completions and chat
-		edits = append(edits, openai.Edit{Key: "max_tokens", Value: one}, openai.Edit{Key: "ignore_eos", Value: yes})
+		edits = append(edits, firstTokenText...)
 		if _, ok := a.Request.Get("max_completion_tokens"); ok { // it takes precedence over max_tokens
-			edits = append(edits, openai.Edit{Key: "max_completion_tokens", Value: one})
+			edits = append(edits, openai.Edit{Key: "max_completion_tokens", Value: literalOne})
 		}
-		return append(edits,
-			cut("stop"), cut("stop_token_ids"),
-			cut("min_tokens"), cut("min_completion_tokens")), nil // engines reject a minimum above the limit
+		return edits, nil
 	}
 }
 
@@ -179,34 +187,34 @@ func (nixl) CountsTransferred() {}
 // which prefill is not known to be. Otherwise decode would connect to any address that
 // an engine, or an impostor, names.
 func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
-	params, err := transferParams(body)
-	switch {
-	case err != nil:
+	params, own, err := transferParams(body, a.Prefill.Instance, a.Decode.Instance)
+	if err != nil {
 		return Handoff{}, err
-	case params == nil:
+	}
+	if params == nil {
 		return Handoff{Fallback: "no_kv_params"}, nil
-	case memberText(params, "transfer_mode") == "push":
+	}
+	if mode, _ := openai.Find(params, "transfer_mode"); string(mode) == `"push"` {
 		return Handoff{}, badReply("prefill runs in push mode, which cannot be paired with pull")
 	}
-	if namesBlocks(params) {
-		if !addressed(params) {
-			return Handoff{Fallback: "incomplete_kv_params"}, nil
+	blocks := namesBlocks(params)
+	if !blocks {
+		if order, _ := openai.Find(params, "do_remote_prefill"); string(order) == "true" {
+			return Handoff{Fallback: "no_kv_blocks"}, nil
 		}
-		if !ownHosts(a.Prefill.Instance, a.Decode.Instance, params) {
-			return Handoff{Fallback: ForeignHost}, nil
+		if len(bytes.Trim(params, "{} \n\t\r")) == 0 {
+			return Handoff{Fallback: "no_kv_params"}, nil
 		}
-		return Handoff{Params: params, Pinned: true, Lease: a.Prefill.KVLease, Renews: true}, nil
 	}
-	if order, _ := openai.Find(params, "do_remote_prefill"); string(order) == "true" {
-		return Handoff{Fallback: "no_kv_blocks"}, nil
-	}
-	if len(bytes.Trim(params, "{} \n\t\r")) == 0 {
-		return Handoff{Fallback: "no_kv_params"}, nil
-	}
-	if !ownHosts(a.Prefill.Instance, a.Decode.Instance, params) {
+	switch {
+	case blocks && !addressed(params):
+		return Handoff{Fallback: "incomplete_kv_params"}, nil
+	case !own:
 		return Handoff{Fallback: ForeignHost}, nil
+	case !blocks:
+		return Handoff{Params: params}, nil // parameters of another connector of the same engine
 	}
-	return Handoff{Params: params}, nil // parameters of another connector of the same engine
+	return Handoff{Params: params, Pinned: true, Lease: a.Prefill.KVLease, Renews: true}, nil
 }
 
 // addressed reports whether params contain the address of the blocks. A vLLM 0.32 decode
@@ -240,8 +248,8 @@ func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 func vllmDecode(a *Attempt, dst, params []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
 	edits := room[:0]
-	if asksIDs(a) {
-		edits = append(edits, openai.Edit{Key: "return_token_ids", Value: literal("true")})
+	if a.Decode.Spec.Bidirectional && asksIDs(a) {
+		edits = append(edits, openai.Edit{Key: "return_token_ids", Value: literalTrue})
 	}
 	if len(params) > 0 {
 		edits = append(edits, openai.Edit{Key: "kv_transfer_params", Value: params})

@@ -87,8 +87,9 @@ func (nixl) Retained(a *Attempt, answer []byte) (k Retained, ok bool) {
 	n, _ := openai.Int64(tokens)
 	request, _ := openai.Find(params, "remote_request_id")
 	size := a.Decode.BlockTokens()
+	_, bad := checkParams(params, nil, nil)
 	switch {
-	case n <= 0 || n > 1<<31-1 || openai.IsNull(request) || !addressed(params) || checkParams(params) != nil:
+	case n <= 0 || n > 1<<31-1 || openai.IsNull(request) || !addressed(params) || bad != nil:
 		k.Unfit = "incomplete_kv_params"
 		return k, true
 	case groups > 1:

@@ -75,7 +75,7 @@ func (nixlPush) decodeParams(a *Attempt) []byte {
 // holds no blocks, runs in pull mode, or is not the engine that the decode leg names.
 // Decode would then wait without end, so the leg has failed.
 func (nixlPush) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
-	params, err := transferParams(body)
+	params, _, err := transferParams(body, nil, nil)
 	switch {
 	case err != nil:
 		return Handoff{}, err

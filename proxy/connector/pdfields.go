@@ -96,17 +96,3 @@ func lowered(c byte) byte {
 func PDMember(key string, value []byte) bool {
 	return openai.PDField(key) || openai.HoldsPD(key, value)
 }
-
-// cutPD appends the edits that cut the client's PD fields out of a's body
-// ([openai.CutPD]), and the edit that sets its priority, for which edits must
-// have capacity too. For a trusted client it cuts none.
-func cutPD(edits []openai.Edit, a *Attempt) []openai.Edit {
-	if a.Priority != nil { // without append, which would move the values of all edits to the heap
-		edits = edits[:len(edits)+1]
-		edits[len(edits)-1] = openai.Edit{Key: "priority", Value: a.Priority}
-	}
-	if a.Trust || a.Request.WithoutPD {
-		return edits
-	}
-	return openai.CutPD(edits, a.Request)
-}

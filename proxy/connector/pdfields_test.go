@@ -131,7 +131,7 @@ func TestHostileClient(t *testing.T) {
 			a.Decode.Spec.Ranks = 4
 			a.Decode.Spec.Bidirectional = true
 			a.Decode.Spec.Model = "m"
-			a.Conversation, a.TRTLLM.StripHistory = "c", true
+			a.Conversation = "c"
 			legs := map[string]func() (Leg, error){
 				"aggregated": func() (Leg, error) { return c.Aggregated(a, nil) },
 			}

@@ -31,7 +31,7 @@ func (remote) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
 	edits := openai.CutPD(room[:0], a.Request)
 	edits = append(edits, openai.Edit{Key: "model", Value: openai.AppendQuoted(nil, a.Decode.Spec.RemoteModel)})
-	return spliced(a, dst, edits), nil
+	return Leg{Path: a.Request.Path(), Body: a.Request.Append(dst, edits...)}, nil
 }
 
 // SendsRemote reports whether a remote gets a client's header line of that canonical

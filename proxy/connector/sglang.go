@@ -88,7 +88,7 @@ func (sglang) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 	room := [editRoom]openai.Edit{
 		{Key: "routed_dp_rank", Value: strconv.AppendInt(rank[:0], int64(a.Decode.Rank), 10)},
 	}
-	return spliced(a, dst, cutPD(room[:1], a)), nil
+	return spliced(a, dst, room[:1]), nil
 }
 
 // Prefill's answer is not a stream. Therefore a failure has an HTTP status, and the
@@ -253,7 +253,7 @@ func (m *meeting) splice(a *Attempt, dst []byte, prefill bool) Leg {
 		{Key: "stream_options", Remove: prefill},
 		{Key: "prompt", Value: prompt},
 	}
-	return spliced(a, dst, cutPD(edits[:9], a))
+	return spliced(a, dst, edits[:9])
 }
 
 // bootstrapHost is the host of prefill's registry, as decode reaches it. The engines

@@ -20,7 +20,7 @@ func byHeader(a *Attempt, t engine.Target) bool {
 		return false
 	}
 	var room [editRoom]openai.Edit
-	return len(cutPD(room[:0], a)) == 0
+	return a.Priority == nil && len(openai.CutPD(room[:0], a.Request)) == 0
 }
 
 // override returns the leg with the client's own body, and with m in header lines.

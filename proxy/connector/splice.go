@@ -18,8 +18,9 @@ func literal(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)
 // cut returns the edit that removes a member.
 func cut(key string) openai.Edit { return openai.Edit{Key: key, Remove: true} }
 
-// spliced returns the leg with a's body after the edits. Without edits it is the
-// client's body itself.
+// spliced returns the leg with a's body after the edits, with the priority of the leg, and
+// without the client's PD fields ([openai.CutPD]) unless the client is trusted. edits must
+// have the capacity of editRoom. Without a change it is the client's body itself.
 func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 	leg := Leg{Path: a.Request.Path()}
 	if a.Request.Form { // a form has no members that a connector edits
@@ -27,6 +28,13 @@ func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 			leg.Body, leg.Alias = a.Request.AppendForm(dst), false
 		}
 		return leg
+	}
+	if a.Priority != nil { // without append, which would move the values of all edits to the heap
+		edits = edits[:len(edits)+1]
+		edits[len(edits)-1] = openai.Edit{Key: "priority", Value: a.Priority}
+	}
+	if !a.Trust && !a.Request.WithoutPD {
+		edits = openai.CutPD(edits, a.Request)
 	}
 	if len(edits) == 0 {
 		leg.Body, leg.Alias = a.Request.Raw(), true
@@ -40,7 +48,7 @@ func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 // fields.
 func plain(a *Attempt, dst []byte) Leg {
 	var room [editRoom]openai.Edit
-	return spliced(a, dst, cutPD(room[:0], a))
+	return spliced(a, dst, room[:0])
 }
 
 // isObject reports whether raw is a JSON object, judging by its first byte.
@@ -106,11 +114,8 @@ func notPairable(field, message string) *openai.Error {
 	return openai.NewFieldError(openai.CodeNotPairable, field, message)
 }
 
-// rankHeader appends the line with the data-parallel rank, which vLLM and (on its
-// OpenAI routes) SGLang read, if the instance has several ranks.
-func rankHeader(fields []Field, ranks, rank int) []Field {
-	if ranks <= 1 {
-		return fields
-	}
-	return append(fields, Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(rank)})
+// rankField is the line with the data-parallel rank, which vLLM and (on its OpenAI
+// routes) SGLang read, for an instance with several ranks.
+func rankField(rank int) Field {
+	return Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(rank)}
 }

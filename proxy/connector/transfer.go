@@ -23,7 +23,8 @@ const (
 	paramAny paramType = iota // a member that this package does not support
 	paramBool
 	paramText
-	paramTexts  // a string, or a list of strings
+	paramHost   // a string with a host
+	paramHosts  // a string with a host, or a list of such strings
 	paramCount  // an integer from 0
 	paramInt    // an integer
 	paramNumber // any number
@@ -48,13 +49,15 @@ func typeOf(key string) paramType {
 	switch key {
 	case "do_remote_prefill", "do_remote_decode", "remote_dp_rank_override", "is_request_leader":
 		return paramBool
-	case "remote_engine_id", "remote_request_id", "transfer_id", "transfer_mode", "kv_request_id", "remote_host", "remote_bootstrap_addr",
+	case "remote_engine_id", "remote_request_id", "transfer_id", "transfer_mode", "kv_request_id",
 		"request_type", "encoded_opaque_state", "conversation_id":
 		return paramText
+	case "remote_host", "remote_bootstrap_addr":
+		return paramHost
 	case "ctx_info_endpoint", "remote_hosts":
-		return paramTexts
+		return paramHosts
 	case "tp_size", "pp_size", "dcp_size", "pcp_size", "remote_tp_size", "remote_pp_size", "remote_dp_size", "remote_dp_size_local",
-		"remote_dp_rank", "remote_num_tokens", "remote_block_size", "num_lmcache_extra_cached_tokens":
+		"remote_dp_rank", "remote_num_tokens", "remote_prefill_cached_tokens", "remote_block_size", "num_lmcache_extra_cached_tokens":
 		return paramCount
 	case "ctx_request_id", "disagg_request_id", "ctx_dp_rank", "schedule_style", "first_tok":
 		return paramInt
@@ -91,7 +94,7 @@ func (t paramType) fits(lists int, value []byte) bool {
 		return c == '[' || lists > 0
 	case t == paramInts:
 		return c == '[' && lists == 0 || lists == 1 && isInt(value)
-	case t == paramTexts:
+	case t == paramHosts:
 		return c == '[' && lists == 0 || lists <= 1 && c == '"'
 	case lists > 0:
 		return false
@@ -99,7 +102,7 @@ func (t paramType) fits(lists int, value []byte) bool {
 	switch t {
 	case paramBool:
 		return c == 't' || c == 'f'
-	case paramText:
+	case paramText, paramHost:
 		return c == '"'
 	case paramCount:
 		return isInt(value) && c != '-'
@@ -183,45 +186,79 @@ func tokenIDs(raw []byte) bool {
 	return raw[0] == '[' && blockIDs(raw) && bytes.IndexByte(raw, '"') < 0
 }
 
-// checkParams rejects transfer parameters if a member has another type than engines
-// give it. raw must have been scanned. The error names the member, never a value.
-func checkParams(raw []byte) (err error) {
+// checkParams checks transfer parameters of holder's answer, which must have been scanned.
+// err is about a member of another type than engines give it; it names the member, never
+// a value. own reports whether peer reaches holder at each host, and whether each port is
+// one of holder's if its ports are known. A nil holder owns nothing: then only the types
+// are checked.
+func checkParams(raw []byte, holder, peer *engine.Instance) (own bool, err error) {
+	own = holder != nil
 	c := openai.Cursor{Text: raw}
 	c.Walk("", 0, func(key string, lists int, value []byte) bool {
 		t := typeOf(key)
-		if err == nil && !t.fits(lists, value) {
+		switch {
+		case err != nil:
+		case !t.fits(lists, value):
 			err = badReply(strings.Clone(key) + " has a type that no engine gives it")
+		case t == paramPort || t == paramDigits:
+			own = own && (string(value) == "null" || holder.OwnsPort(portOf(value)))
+		case own:
+			if host, named := hostIn(key, t, value); named {
+				own = holder.Owns(host, peer)
+			}
 		}
 		return err == nil && t != paramBlocks
 	})
-	return err
+	return own, err
 }
 
-// Hosts calls visit for each value, at any depth, that may be the host of a connection.
-// Such a value is a string under a key about hosts, or a string that can only be an
-// address. port is 0 if the string has no port. A number under a key about hosts may also
-// be an address; visit then gets the host "". Hosts returns true if every visit returned
-// true, and stops at the first visit that returned false. raw must be valid JSON.
-func Hosts(key string, raw []byte, visit func(host string, port int) bool) bool {
+// Sound reports whether transfer parameters in holder's answer may go to peer: they
+// have an engine's types, and only hosts and ports of holder. params must have been
+// scanned.
+func Sound(holder, peer *engine.Instance, params []byte) bool {
+	own, err := checkParams(params, holder, peer)
+	return own && err == nil
+}
+
+// Hosts calls visit for each value, at any depth, that may be the host of a connection
+// ([hostIn]). Hosts returns true if every visit returned true, and stops at the first
+// visit that returned false. raw must be valid JSON.
+func Hosts(key string, raw []byte, visit func(host string) bool) bool {
 	all := true
 	c := openai.Cursor{Text: raw}
 	c.Walk(key, 0, func(key string, _ int, value []byte) bool {
-		switch c := value[0]; {
-		case !all:
-		case c == '"':
-			if !aboutHosts(key) && !bytes.ContainsAny(value, `:.\`) {
-				break // such a string is never an address
-			}
-			text, _ := openai.String(value)
-			if text != "" && (aboutHosts(key) || isAddress(text) || key == "remote_engine_id" && hasPort(text)) {
-				all = visit(hostPort(text))
-			}
-		case c == '-' || c-'0' <= 9:
-			all = !aboutHosts(key) || visit("", 0)
+		t := typeOf(key)
+		if host, named := hostIn(key, t, value); all && named {
+			all = visit(host)
 		}
-		return all && !(typeOf(key) == paramBlocks && value[0] == '[' && blockIDs(value))
+		return all && !(t == paramBlocks && value[0] == '[' && blockIDs(value))
 	})
 	return all
+}
+
+// hostIn returns the host in a member's value; named is false if there is none. A host is
+// a string under a key about hosts, or a string that can only be an address. A number
+// under a key about hosts may also be an address: the host is then "".
+func hostIn(key string, t paramType, value []byte) (host string, named bool) {
+	c := value[0]
+	if number := c == '-' || c-'0' <= 9; !number && c != '"' {
+		return "", false
+	}
+	about := t == paramHost || t == paramHosts || t == paramAny && aboutHosts(key)
+	if c != '"' {
+		return "", about
+	}
+	if !about && !bytes.ContainsAny(value, `:.\`) {
+		return "", false // such a string is never an address
+	}
+	text, _ := openai.String(value)
+	if text == "" || !about && !isAddress(text) && (key != "remote_engine_id" || !hasPort(text)) {
+		return "", false
+	}
+	if strings.ContainsAny(text, ":[]") { // otherwise it is a host alone
+		text, _ = hostPort(text)
+	}
+	return text, true
 }
 
 // hasPort reports whether a string ends in a port: MoRI-IO's engine ids do, and other
@@ -272,29 +309,4 @@ func hostPort(text string) (host string, port int) {
 		return h, int(n)
 	}
 	return strings.Trim(text, "[]"), 0
-}
-
-// Sound reports whether transfer parameters in holder's answer may go to peer: they
-// have an engine's types, and only hosts and ports of holder. params must have been
-// scanned.
-func Sound(holder, peer *engine.Instance, params []byte) bool {
-	return checkParams(params) == nil && ownHosts(holder, peer, params)
-}
-
-// ownHosts reports whether every host in transfer parameters of holder's answer is one
-// at which peer would reach holder, and every port is one of holder's if its ports are
-// known. params must have been scanned.
-func ownHosts(holder, peer *engine.Instance, params []byte) bool {
-	if !Hosts("", params, func(host string, _ int) bool { return holder.Owns(host, peer) }) {
-		return false
-	}
-	own := true
-	c := openai.Cursor{Text: params}
-	c.Walk("", 0, func(key string, _ int, value []byte) bool {
-		if t := typeOf(key); own && (t == paramPort || t == paramDigits) {
-			own = string(value) == "null" || holder.OwnsPort(portOf(value))
-		}
-		return own && typeOf(key) != paramBlocks
-	})
-	return own
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -47,7 +49,7 @@ func TestParamTypes(t *testing.T) {
 		`"remote_engine_id":7`, `"remote_engine_id":["e"]`, `"remote_request_id":{}`,
 		`"remote_host":["10.0.0.5"]`, `"remote_host":167772165`, `"remote_host":{}`, `"remote_host":true`,
 		`"remote_port":"5600"`, `"remote_port":0`, `"remote_port":-1`, `"remote_port":65536`, `"remote_port":5600.0`, `"remote_port":[5600]`, `"remote_port":true`,
-		`"tp_size":"1"`, `"tp_size":1.5`, `"tp_size":-1`, `"tp_size":[]`, `"pp_size":true`, `"remote_num_tokens":"1"`, `"remote_blocks_expiry_time":"x"`,
+		`"tp_size":"1"`, `"tp_size":1.5`, `"tp_size":-1`, `"tp_size":[]`, `"pp_size":true`, `"remote_num_tokens":"1"`, `"remote_prefill_cached_tokens":-5`, `"remote_blocks_expiry_time":"x"`,
 		`"remote_blocks_expiry_time":[]`, `"transfer_mode":1`, `"\u0064o_remote_prefill":1`, `"x":[{"do_remote_prefill":1}]`, `"x":{"remote_port":"1"}`,
 		`"remote_handshake_port":"x"`, `"remote_handshake_port":"0"`, `"remote_notify_port":70000`, `"transfer_id":1`, `"remote_dp_rank_override":"x"`,
 	}
@@ -71,6 +73,26 @@ func TestParamTypes(t *testing.T) {
 			if i >= len(bad) && errors.Is(err, ErrBadReply) && strings.Contains(err.Error(), "type") {
 				t.Errorf("%s, %s: %v", c.Name(), more, err)
 			}
+		}
+	}
+}
+
+// TestHostsHaveTheirType: the known members about hosts are those whose names say so. So
+// their names need no scan for each answer.
+func TestHostsHaveTheirType(t *testing.T) {
+	source, err := os.ReadFile("transfer.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, body, _ := strings.Cut(string(source), "func typeOf(")
+	body, _, _ = strings.Cut(body, "\n}\n")
+	keys := regexp.MustCompile(`"(\w+)"`).FindAllStringSubmatch(body, -1)
+	if len(keys) < 30 {
+		t.Fatalf("%d known members", len(keys))
+	}
+	for _, m := range keys {
+		if kind := typeOf(m[1]); aboutHosts(m[1]) != (kind == paramHost || kind == paramHosts) {
+			t.Errorf("%s has type %d", m[1], kind)
 		}
 	}
 }

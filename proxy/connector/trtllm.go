@@ -114,7 +114,7 @@ func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 		return finished(a, plain(a, dst)), nil
 	}
 	edits := [editRoom]openai.Edit{modelNamed(a), named}
-	return finished(a, spliced(a, dst, cutPD(edits[:2], a))), nil
+	return finished(a, spliced(a, dst, edits[:2])), nil
 }
 
 // conversationNamed returns the edit that names the conversation if the client did not.
@@ -150,9 +150,6 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 		params = append(params, `,"disagg_request_id":`...)
 		params = strconv.AppendUint(params, a.ID, 10)
 		params = append(params, `,"schedule_style":`+style(a)...)
-		if a.TRTLLM.Base64IDs && a.Request.API == openai.Chat && a.Flow != abi.FlowDecodeFirst {
-			params = append(params, `,"return_prompt_token_ids_b64":true`...)
-		}
 	}
 	params = append(params, '}')
 	prompt, _ := lone(a.Request)
@@ -164,7 +161,7 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 		modelNamed(a),
 		conversationNamed(a, a.Prefill),
 	}
-	leg := spliced(a, dst, cutPD(edits[:6], a))
+	leg := spliced(a, dst, edits[:6])
 	leg.Unary = true
 	return finished(a, leg), nil
 }
@@ -201,7 +198,8 @@ func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handof
 	if !isObject(params) {
 		return Handoff{}, badReply("no disaggregated_params")
 	}
-	if err := checkParams(params); err != nil {
+	own, err := checkParams(params, a.Prefill.Instance, a.Decode.Instance)
+	if err != nil {
 		return Handoff{}, err
 	}
 	if id, _ := openai.Find(params, "ctx_request_id"); openai.IsNull(id) {
@@ -210,20 +208,17 @@ func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handof
 	if id, _ := openai.Find(params, "disagg_request_id"); openai.IsNull(id) && wire(a.Prefill) != wireG1 {
 		return Handoff{}, badReply("disagg_request_id is null")
 	}
-	if where, _ := openai.Find(params, "ctx_info_endpoint"); !ownEndpoint(a, where) || !ownHosts(a.Prefill.Instance, a.Decode.Instance, params) {
+	if where, _ := openai.Find(params, "ctx_info_endpoint"); !own || !ownEndpoint(a, where) {
 		return Handoff{Fallback: ForeignHost}, nil
 	}
 	h := Handoff{Pinned: true, Params: params}
 	if usage, _ := answer.Get("usage"); isObject(usage) {
 		h.Usage = usage
 	}
-	ids64, _ := answer.Get("prompt_token_ids_b64")
 	tokens, _ := answer.Get("prompt_token_ids")
 	switch {
-	case !openai.IsNull(ids64) && ids64[0] != '"' || !openai.IsNull(tokens) && !tokenIDs(tokens):
+	case !openai.IsNull(tokens) && !tokenIDs(tokens):
 		return Handoff{}, badReply("prompt_token_ids are no token ids")
-	case a.Request.API == openai.Chat && !openai.IsNull(ids64):
-		h.Prompt = ids64
 	case !openai.IsNull(tokens):
 		h.Prompt = tokens
 	case a.Request.API == openai.Completions:
@@ -263,41 +258,12 @@ func (t trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	case len(h.Prompt) == 0:
 	case a.Request.API == openai.Completions:
 		edits[1] = openai.Edit{Key: "prompt", Value: h.Prompt}
-	case h.Prompt[0] == '"':
-		edits[1] = openai.Edit{Key: "prompt_token_ids_b64", Value: h.Prompt}
-		edits[2] = cut("prompt_token_ids")
 	default:
 		edits[1] = openai.Edit{Key: "prompt_token_ids", Value: h.Prompt}
 	}
-	edits[3] = modelNamed(a)
-	edits[4] = conversationNamed(a, a.Decode)
-	edits[5] = historyStripped(a, h)
-	return finished(a, signed(a, spliced(a, dst, cutPD(edits[:6], a)), changed)), nil
-}
-
-// historyStripped returns the edit that keeps only the last message of a chat, if the
-// operator wants it and decode has the prompt as token ids. The worker reads only the
-// role of the last message.
-func historyStripped(a *Attempt, h *Handoff) openai.Edit {
-	if !a.TRTLLM.StripHistory || a.Request.API != openai.Chat || len(h.Prompt) == 0 {
-		return openai.Edit{}
-	}
-	messages, _ := a.Request.Get("messages")
-	list, err := openai.Elements(messages)
-	if err != nil {
-		return openai.Edit{}
-	}
-	var last []byte
-	count := 0
-	for message := range list {
-		last = message
-		count++
-	}
-	if count < 2 {
-		return openai.Edit{}
-	}
-	value := append(make([]byte, 0, len(last)+2), '[')
-	return openai.Edit{Key: "messages", Value: append(append(value, last...), ']')}
+	edits[2] = modelNamed(a)
+	edits[3] = conversationNamed(a, a.Decode)
+	return finished(a, signed(a, spliced(a, dst, edits[:4]), changed)), nil
 }
 
 // Reclaims: only a time-out frees the KV that prefill has computed. So the proxy stops an

@@ -129,7 +129,7 @@ func generationFirst(a *Attempt, dst []byte) Leg {
 		modelNamed(a),
 		conversationNamed(a, a.Decode),
 	}
-	return finished(a, signed(a, spliced(a, dst, cutPD(edits[:4], a)), params))
+	return finished(a, signed(a, spliced(a, dst, edits[:4]), params))
 }
 
 // readSecond checks prefill's answer when decode is already running: it must belong to
@@ -139,7 +139,7 @@ func readSecond(a *Attempt, choices []byte) (Handoff, error) {
 	if err != nil || !ok || !isObject(params) {
 		return Handoff{}, badReply("no disaggregated_params")
 	}
-	if err := checkParams(params); err != nil {
+	if _, err := checkParams(params, nil, nil); err != nil {
 		return Handoff{}, err
 	}
 	id, _ := openai.Find(params, "disagg_request_id")

@@ -40,10 +40,8 @@ const MaxTiming = 80 << 10
 // share a port, only one of them receives it.
 func (trtllm) ClockPath() string { return "/steady_clock_offset" }
 
-// finished adds to a leg the header line that requests timing, and marks its body for
-// MessagePack, if these are configured.
+// finished adds to a leg the header line that requests timing, if that is configured.
 func finished(a *Attempt, leg Leg) Leg {
-	leg.Msgpack = a.TRTLLM.Msgpack
 	if a.TRTLLM.PerfMetrics {
 		leg.Header = append(leg.Header, Field{Name: HeaderReturnMetrics, Value: "1"})
 	}

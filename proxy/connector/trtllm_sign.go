@@ -14,14 +14,8 @@ type TRTLLM struct {
 	// AuthKey is the key that signs the address from which decode fetches the KV; "": no
 	// signature.
 	AuthKey string
-	// Base64IDs makes prefill answer a chat's token ids in base64.
-	Base64IDs bool
-	// StripHistory removes all messages but the last from decode's leg of a chat.
-	StripHistory bool
 	// PerfMetrics: the proxy requests the timing of each request from the workers.
 	PerfMetrics bool
-	// Msgpack sends bodies as MessagePack.
-	Msgpack bool
 }
 
 // headerAuth carries the signature. Source: serve/disagg_auth.py.

@@ -31,8 +31,8 @@ func (vllmStore) Prefill(a *Attempt, dst []byte) (Leg, error) {
 }
 
 // ReadPrefill only checks that the prompt was computed.
-func (vllmStore) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
-	_, err := transferParams(body) // checks the whole body
+func (vllmStore) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
+	_, _, err := transferParams(body, nil, nil) // checks the whole body
 	return Handoff{}, err
 }
 

@@ -15,15 +15,6 @@ func (c *Client) noMemory(n int, err error) error {
 	return memoryError(err)
 }
 
-// LegBuffer is Buffer for the bytes of one leg. Its error satisfies OwnFault.
-func (c *Client) LegBuffer(n int) (*buffer.Buffer, error) {
-	b, err := c.share.Get(n)
-	if err != nil {
-		return nil, memoryError(err)
-	}
-	return b, nil
-}
-
 // TakeMemory counts n bytes until the caller gives them back by ReleaseMemory. The error
 // satisfies OwnFault; nothing is counted then. Safe for concurrent use.
 func (c *Client) TakeMemory(n int64) error {

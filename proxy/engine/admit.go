@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,7 +39,7 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 		return nil, fmt.Errorf("unknown role %q", spec.Role)
 	}
 	if i.protocol, ok = r.o.Protocols(spec.Connector); !ok {
-		return nil, fmt.Errorf("unknown connector %q", spec.Connector)
+		return nil, cmp.Or(config.RetiredConnector(spec.Connector), fmt.Errorf("unknown connector %q", spec.Connector))
 	}
 	i.Flow = i.protocol.Flow()
 	if i.kvHosts, err = config.ParseKVHosts(spec.KVHosts); err != nil {

@@ -146,6 +146,7 @@ func TestApplyRefuses(t *testing.T) {
 		{"url without host", edit(func(e *config.Engine) { e.URL = "/x" }), "url"},
 		{"role", edit(func(e *config.Engine) { e.Role = "boss" }), `unknown role "boss"`},
 		{"connector", edit(func(e *config.Engine) { e.Connector = "x" }), `unknown connector "x"`},
+		{"retired connector", edit(func(e *config.Engine) { e.Connector = "vllm-p2p-nccl" }), `"vllm-p2p-nccl" is retired`},
 		{"ranks", edit(func(e *config.Engine) { e.Ranks = 0 }), "rank"},
 		{"no name", edit(func(e *config.Engine) { e.Name = "" }), "name"},
 		{"key", edit(func(e *config.Engine) { e.APIKeyFile = "missing" }), "no such file"},

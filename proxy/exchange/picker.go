@@ -130,7 +130,7 @@ func (x *exchange) followPick(d *extproc.Decision) (result string, err error) {
 
 // routed returns the request for its route.
 func (x *exchange) routed() sidecar.Request {
-	return sidecar.Request{Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.Retry.ScheduleStyle}
+	return sidecar.Request{Body: &x.req, Ask: &x.placing.ask, Journal: &x.journal, ScheduleStyle: x.env.Config.TRTLLM.ScheduleStyle}
 }
 
 // replaceBody replaces the body by that of the picker, which must be a request too.

@@ -1222,7 +1222,6 @@ type CleanupCall struct {
 	Phase         uint32                 `protobuf:"varint,1,opt,name=phase,proto3" json:"phase,omitempty"`
 	Until         uint32                 `protobuf:"varint,2,opt,name=until,proto3" json:"until,omitempty"`
 	AnyTarget     bool                   `protobuf:"varint,3,opt,name=any_target,json=anyTarget,proto3" json:"any_target,omitempty"`
-	SameId        bool                   `protobuf:"varint,4,opt,name=same_id,json=sameId,proto3" json:"same_id,omitempty"`
 	HoldNs        int64                  `protobuf:"varint,5,opt,name=hold_ns,json=holdNs,proto3" json:"hold_ns,omitempty"`
 	How           string                 `protobuf:"bytes,6,opt,name=how,proto3" json:"how,omitempty"`
 	Path          string                 `protobuf:"bytes,7,opt,name=path,proto3" json:"path,omitempty"`
@@ -1284,13 +1283,6 @@ func (x *CleanupCall) GetUntil() uint32 {
 func (x *CleanupCall) GetAnyTarget() bool {
 	if x != nil {
 		return x.AnyTarget
-	}
-	return false
-}
-
-func (x *CleanupCall) GetSameId() bool {
-	if x != nil {
-		return x.SameId
 	}
 	return false
 }
@@ -1537,13 +1529,12 @@ const file_place_proto_rawDesc = "" +
 	"\x04auth\x18\x03 \x01(\tR\x04auth\x12\x19\n" +
 	"\blimit_ns\x18\x04 \x01(\x03R\alimitNs\x12\x1a\n" +
 	"\brestarts\x18\x05 \x01(\rR\brestarts\x120\n" +
-	"\x05calls\x18\x06 \x03(\v2\x1a.pdproxy.fleet.CleanupCallR\x05calls\"\xfa\x02\n" +
+	"\x05calls\x18\x06 \x03(\v2\x1a.pdproxy.fleet.CleanupCallR\x05calls\"\xe7\x02\n" +
 	"\vCleanupCall\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\rR\x05phase\x12\x14\n" +
 	"\x05until\x18\x02 \x01(\rR\x05until\x12\x1d\n" +
 	"\n" +
 	"any_target\x18\x03 \x01(\bR\tanyTarget\x12\x17\n" +
-	"\asame_id\x18\x04 \x01(\bR\x06sameId\x12\x17\n" +
 	"\ahold_ns\x18\x05 \x01(\x03R\x06holdNs\x12\x10\n" +
 	"\x03how\x18\x06 \x01(\tR\x03how\x12\x12\n" +
 	"\x04path\x18\a \x01(\tR\x04path\x12\x12\n" +
@@ -1556,7 +1547,7 @@ const file_place_proto_rawDesc = "" +
 	"targetRank\x12\x16\n" +
 	"\x06holder\x18\r \x01(\tR\x06holder\x12\x1f\n" +
 	"\vholder_rank\x18\x0e \x01(\rR\n" +
-	"holderRank\"1\n" +
+	"holderRankJ\x04\b\x04\x10\x05\"1\n" +
 	"\x05Field\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value*m\n" +

@@ -1209,16 +1209,6 @@ func (m *CleanupCall) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i--
 		dAtA[i] = 0x28
 	}
-	if m.SameId {
-		i--
-		if m.SameId {
-			dAtA[i] = 1
-		} else {
-			dAtA[i] = 0
-		}
-		i--
-		dAtA[i] = 0x20
-	}
 	if m.AnyTarget {
 		i--
 		if m.AnyTarget {
@@ -1962,9 +1952,6 @@ func (m *CleanupCall) SizeVT() (n int) {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Until))
 	}
 	if m.AnyTarget {
-		n += 2
-	}
-	if m.SameId {
 		n += 2
 	}
 	if m.HoldNs != 0 {
@@ -5115,26 +5102,6 @@ func (m *CleanupCall) UnmarshalVTUnsafe(dAtA []byte) error {
 				}
 			}
 			m.AnyTarget = bool(v != 0)
-		case 4:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field SameId", wireType)
-			}
-			var v int
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				v |= int(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-			m.SameId = bool(v != 0)
 		case 5:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field HoldNs", wireType)

@@ -24,7 +24,7 @@ func (r *Route) Check() error {
 		if !connector.PDMember(key, raw) {
 			continue
 		}
-		if !connector.Hosts(key, raw, func(host string, _ int) bool { return hasHost(instances, host) }) {
+		if !connector.Hosts(key, raw, func(host string) bool { return hasHost(instances, host) }) {
 			return badHeader(r.sc.cfg.ProfileHeader, 403, "does not allow '"+key+"' to name a host that is no engine of the other phase")
 		}
 	}

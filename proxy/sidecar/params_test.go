@@ -46,7 +46,7 @@ func TestForeign(t *testing.T) {
 		`{"remote_block_ids":[{"remote_host":"evil"}]}`:        true,
 		`{"\u0068ost":"evil"}`:                                 true,
 	} {
-		known := func(host string, _ int) bool { return hasHost(instances, host) }
+		known := func(host string) bool { return hasHost(instances, host) }
 		if got := !connector.Hosts("kv_transfer_params", []byte(text), known); got != want {
 			t.Errorf("%s: %v", text, got)
 		}

@@ -26,7 +26,7 @@ type Request struct {
 	Body          *openai.Request // parsed after Read
 	Ask           *coordinator.Ask
 	Journal       Journal
-	ScheduleStyle string // retry.schedule_style
+	ScheduleStyle string // trtllm.schedule_style
 }
 
 // Route is which engines one request may use, by its headers and the coordination

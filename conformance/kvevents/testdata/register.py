@@ -1,7 +1,7 @@
 """Registers one vLLM engine with a proxy, as the engine's own connector does:
 python3 register.py KIND ENDPOINT ROLE HTTP HANDSHAKE NOTIFY MODE [PASSWORD], with KIND new
-or old (MoRI-IO since and before vLLM pull request 39565) or nccl (P2P-NCCL, whose
-one port is HANDSHAKE), ROLE P or D, HTTP "ip:port" of its API, the ports of its KV
+or old (MoRI-IO since and before vLLM pull request 39565) or nccl (P2P-NCCL of vLLM
+before pull request 44854, whose one port is HANDSHAKE), ROLE P or D, HTTP "ip:port" of its API, the ports of its KV
 transfer and MODE READ or WRITE. With PASSWORD it uses the PLAIN mechanism."""
 
 import sys

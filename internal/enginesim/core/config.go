@@ -20,7 +20,6 @@ const (
 	ConnectorVLLMMoRIIO     = "vllm-moriio"
 	ConnectorVLLMMoRIIORead = "vllm-moriio-read"
 	ConnectorVLLMMooncake   = "vllm-mooncake"
-	ConnectorVLLMP2PNCCL    = "vllm-p2p-nccl"
 	ConnectorVLLMP2PTier    = "vllm-p2p-tier"
 	ConnectorSGLang         = "sglang"
 	ConnectorTRTLLM         = "trtllm"
@@ -135,7 +134,6 @@ type Config struct {
 	SGLang   SGLangConfig
 	MoRIIO   MoRIIOConfig
 	Mooncake MooncakeConfig
-	P2PNCCL  P2PNCCLConfig
 	P2PTier  P2PTierConfig
 	TRTLLM   TRTLLMConfig
 	// Log receives the log lines that the real engine would write; default discards.
@@ -227,17 +225,6 @@ type MooncakeConfig struct {
 	// a prefill that decode has requested. Decode waits an eighth longer. Default: the
 	// lease, else 480 s, as VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT.
 	AbortTimeout time.Duration
-}
-
-// P2PNCCLConfig holds the settings of a simulated vLLM engine with the
-// P2pNcclConnector.
-type P2PNCCLConfig struct {
-	// Port is kv_port; default any.
-	Port int
-	// BufferTimeout is the time that decode keeps KV that no request takes, and
-	// waits for KV that does not arrive. Default 0: forever, as in the real
-	// engine, whose other requests wait, too.
-	BufferTimeout time.Duration
 }
 
 // P2PTierConfig holds the settings of a simulated vLLM engine with the P2P tier.

@@ -350,8 +350,8 @@ func (e *Engine) BootstrapPort() int {
 }
 
 // KVAddress returns the address of the KV transfer of an engine with the
-// MoRIIOConnector or the P2pNcclConnector, as the engine registers it. It is
-// empty for other engines. Call it after the engine has started.
+// MoRIIOConnector, as the engine registers it. It is empty for other engines. Call it
+// after the engine has started.
 func (e *Engine) KVAddress() string {
 	if p, ok := e.Proto.(addressedProtocol); ok {
 		return p.KVAddress()

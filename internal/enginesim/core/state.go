@@ -42,8 +42,6 @@ type State struct {
 	StaleReads int64 `json:"stale_reads"`
 	// DuplicateIDs counts requests whose id was in flight already.
 	DuplicateIDs int64 `json:"duplicate_ids"`
-	// PackedBodies counts requests whose body was MessagePack.
-	PackedBodies int64 `json:"packed_bodies"`
 	// PeerConnections counts the connections to ranks of peers that were
 	// opened, ConnectionWaits the transfers that waited for one.
 	PeerConnections int64 `json:"peer_connections"`
@@ -64,7 +62,6 @@ type counters struct {
 	Requests, Transfers, Aborted, errors, Rejected atomic.Int64
 	promptTokens, cachedTokens, OutputTokens       atomic.Int64
 	LeasesExpired, StaleReads, DuplicateIDs        atomic.Int64
-	Packed                                         atomic.Int64
 	peerConnections, connectionWaits               atomic.Int64
 	Encoded, EncoderHits                           atomic.Int64
 	ExternalTokens                                 atomic.Int64 // received by transfer
@@ -76,7 +73,7 @@ func (e *Engine) State() State {
 		Requests: e.Stats.Requests.Load(), Transfers: e.Stats.Transfers.Load(), Aborted: e.Stats.Aborted.Load(),
 		Errors: e.Stats.errors.Load(), Rejected: e.Stats.Rejected.Load(),
 		PromptTokens: e.Stats.promptTokens.Load(), CachedTokens: e.Stats.cachedTokens.Load(), OutputTokens: e.Stats.OutputTokens.Load(),
-		LeasesExpired: e.Stats.LeasesExpired.Load(), StaleReads: e.Stats.StaleReads.Load(), DuplicateIDs: e.Stats.DuplicateIDs.Load(), PackedBodies: e.Stats.Packed.Load(),
+		LeasesExpired: e.Stats.LeasesExpired.Load(), StaleReads: e.Stats.StaleReads.Load(), DuplicateIDs: e.Stats.DuplicateIDs.Load(),
 		PeerConnections: e.Stats.peerConnections.Load(), ConnectionWaits: e.Stats.connectionWaits.Load(),
 		Encoded: e.Stats.Encoded.Load(), EncoderHits: e.Stats.EncoderHits.Load(),
 		ConnectionsOpen: e.Conns.count(), KVSubscribers: e.Publishers.subscriberCount(),

@@ -29,9 +29,6 @@ type TRTLLMConfig struct {
 	AuthKey string
 	// PerfMetrics is return_perf_metrics: requests get their metrics on request.
 	PerfMetrics bool
-	// Msgpack is TRTLLM_SERVE_ENABLE_MSGSPEC: a body may be MessagePack if a header
-	// announces it.
-	Msgpack bool
 	// ClusterURI is the cluster storage where the worker registers,
 	// "http://HOST:PORT" or "etcd://HOST:PORT"; empty: no registration.
 	// ClusterName is disagg_cluster.cluster_name, ClusterToken the bearer token

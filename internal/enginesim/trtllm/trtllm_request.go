@@ -6,13 +6,10 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
-
-	"github.com/tinylib/msgp/msgp"
 
 	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
@@ -85,7 +82,7 @@ func trtFields(wire int, route string) []string {
 }
 
 func (t *TRTLLM) Parse(route string, h http.Header, body []byte) (*core.Request, *core.APIError) {
-	f, ferr := core.DecodeFields(t.unpacked(h, body))
+	f, ferr := core.DecodeFields(body)
 	if ferr != nil {
 		return nil, trtFieldError(ferr)
 	}
@@ -120,50 +117,6 @@ func (t *TRTLLM) Parse(route string, h http.Header, body []byte) (*core.Request,
 		return nil, refusal
 	}
 	return req, nil
-}
-
-// headerMsgpack marks a body as MessagePack. The Content-Type must nevertheless be that
-// of JSON (serve/openai_server.py, _MsgspecRequest).
-const headerMsgpack = "X-Trtllm-Msgpack"
-
-// unpacked returns the JSON of a body. A body that is not valid in its declared
-// form is returned unchanged, and is then not valid JSON.
-func (t *TRTLLM) unpacked(h http.Header, body []byte) []byte {
-	if !t.cfg.Msgpack || h.Get(headerMsgpack) != "1" || !strings.HasPrefix(h.Get("Content-Type"), "application/json") {
-		return body
-	}
-	v, rest, err := msgp.ReadIntfBytes(body)
-	if err != nil || len(rest) > 0 {
-		return body
-	}
-	text, err := json.Marshal(pythonFloats(v))
-	if err != nil {
-		return body
-	}
-	t.e.Stats.Packed.Add(1)
-	return text
-}
-
-// pythonFloats formats the floats in v as Python does, so that whole numbers
-// stay floats.
-func pythonFloats(v any) any {
-	switch v := v.(type) {
-	case map[string]any:
-		for key := range v {
-			v[key] = pythonFloats(v[key])
-		}
-	case []any:
-		for i := range v {
-			v[i] = pythonFloats(v[i])
-		}
-	case float64:
-		text := strconv.FormatFloat(v, 'g', -1, 64)
-		if !strings.ContainsAny(text, ".e") {
-			text += ".0"
-		}
-		return json.RawMessage(text)
-	}
-	return v
 }
 
 // checkFields does the checks of the models that ParseOpenAI does not do.

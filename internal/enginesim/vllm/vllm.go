@@ -72,8 +72,6 @@ func New(e *core.Engine) *VLLM {
 		v.Connector = newMooncake(e)
 	case c == core.ConnectorVLLMStore && e.Cfg.Store != "":
 		v.Connector = &kvStore{v, e.Cfg.Store}
-	case c == core.ConnectorVLLMP2PNCCL && e.Cfg.Role != core.RoleBoth: // the same
-		v.Connector = newP2PNCCL(e)
 	case c == core.ConnectorVLLMP2PTier && e.Cfg.Role != core.RoleBoth: // role both works alone
 		v.Connector = &p2pTier{v: v, supplies: make(map[string]*p2pSupply)}
 	case c == core.ConnectorVLLMNixlPush:
@@ -225,10 +223,7 @@ func (v *VLLM) parseRoute(route string, h http.Header, body []byte) (*core.Reque
 	}
 	if v.Connector != nil {
 		ext.other = v.Connector.Parse(params, req.ID)
-		switch m := v.Connector.(type) {
-		case *p2pNCCL: // without parameters
-			ext.received = !m.producer
-		case *p2pTier:
+		if _, tier := v.Connector.(*p2pTier); tier {
 			ext.received = ext.other.(*p2pTierLeg).prefiller != ""
 		}
 	}
@@ -441,11 +436,8 @@ func (v *VLLM) BootstrapPort() int {
 }
 
 func (v *VLLM) KVAddress() string {
-	switch m := v.Connector.(type) {
-	case *MoRIIO:
+	if m, ok := v.Connector.(*MoRIIO); ok {
 		return m.address()
-	case *p2pNCCL:
-		return m.address
 	}
 	return ""
 }

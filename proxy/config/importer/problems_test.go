@@ -129,7 +129,7 @@ func TestTraps(t *testing.T) {
 			[]string{"conditional_disagg_config: in TensorRT-LLM it needs a kv_cache_aware router", "line 4: schedule_style: in TensorRT-LLM conditional_disagg_config works"}, `plan = "pd_auto"`},
 		{"trtllm-conditional off", urls + "conditional_disagg_config: {}\n", nil, ""},
 		{"trtllm-coordinator socket", urls + "disagg_coordinator_url: unix:/run/c.sock\n", nil, `coordinator = "unix:/run/c.sock"`},
-		{"trtllm-booleans of YAML 1.1", urls + "gen_strip_message_history: on\nreturn_perf_metrics: No\n", nil, "strip_history = true"},
+		{"trtllm-booleans of YAML 1.1", urls + "gen_strip_message_history: on\nreturn_perf_metrics: No\n", nil, "gen_strip_message_history: pdproxy sends all messages"},
 
 		{"vllm-last counts", "--worker-urls http://a\n--port 1\n--port 2\n--worker-urls http://b", []string{"line 3: --port: is given 2 times", "line 4: --worker-urls: is given 2 times"}, `listen = "127.0.0.1:2"`},
 		{"vllm-prefill without the switch", "--prefill http://a\n--decode http://b", []string{"line 2: --prefill, --decode ~ pdproxy import uses them"}, `role = "prefill"`},

@@ -223,7 +223,7 @@ func (r *trtllm) behaviour(root *table) {
 	switch {
 	case !ok || style == "":
 	case style == "context_first" || style == "generation_first":
-		r.doc.set("retry", "schedule_style", text(style), "schedule_style")
+		r.doc.set("trtllm", "schedule_style", text(style), "schedule_style")
 	default:
 		r.problem(r.file, e.line, "schedule_style", "want context_first or generation_first")
 	}
@@ -251,17 +251,11 @@ func (r *trtllm) behaviour(root *table) {
 	}
 	for _, b := range []struct{ key, note string }{
 		{"allow_request_chat_template", "pdproxy passes a chat_template of a request to the workers unchanged, and the workers decide"},
+		{"gen_tokids_ctxbytes", "pdproxy passes token ids as a list of numbers; the answers are the same"},
+		{"gen_strip_message_history", "pdproxy sends all messages to generation, which reads the token ids instead"},
 	} {
 		if on, _, ok := r.boolean(root, b.key); ok && on {
 			r.doc.note(b.key, "%s", b.note)
-		}
-	}
-	for _, b := range []struct{ key, own string }{
-		{"gen_tokids_ctxbytes", "base64_ids"},
-		{"gen_strip_message_history", "strip_history"},
-	} {
-		if on, _, ok := r.boolean(root, b.key); ok && on {
-			r.doc.set("trtllm", b.own, value("true"), b.key)
 		}
 	}
 }

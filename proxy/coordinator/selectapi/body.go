@@ -11,7 +11,6 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
 // encoding is the encoding of a body.
@@ -28,13 +27,13 @@ const (
 	typeMsgpack = "application/msgpack"
 )
 
-// spoken returns the encoding of a request's body. It uses HeaderMsgpack and the
+// spoken returns the encoding of a request's body. It uses headerMsgpack and the
 // Content-Type, otherwise the first byte of the body. No JSON text begins with a byte of
 // 0x80 or above; a MessagePack map does.
 func spoken(r *http.Request, body []byte) encoding {
 	media := r.Header.Get("Content-Type")
 	switch {
-	case r.Header.Get(connector.HeaderMsgpack) == "1", strings.Contains(media, "msgpack"):
+	case r.Header.Get(headerMsgpack) == "1", strings.Contains(media, "msgpack"):
 		return inMsgpack
 	case strings.Contains(media, "json"), len(body) == 0, body[0] < 0x80:
 		return inJSON
@@ -69,7 +68,7 @@ func answer(w http.ResponseWriter, e encoding, status int, v any) {
 	}
 	body, media := bytes.TrimSuffix(text.Bytes(), []byte("\n")), typeJSON
 	if e == inMsgpack {
-		packed, err := connector.AppendMsgpack(nil, body)
+		packed, err := appendMsgpack(nil, body)
 		if err != nil {
 			w.WriteHeader(http.StatusInternalServerError)
 			return

@@ -10,13 +10,12 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
-	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
 func packed(t testing.TB, text string) []byte {
 	t.Helper()
-	b, err := connector.AppendMsgpack(nil, []byte(text))
+	b, err := appendMsgpack(nil, []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
-	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
 // held is the memory of one request: its body, the body as MessagePack, and the lists that are
@@ -71,7 +70,7 @@ func (m *held) pack() (packed []byte, ok bool, err error) {
 	if m.packed, err = m.memory.Get(len(m.bytes())*9/4 + 16); err != nil {
 		return nil, false, errMemory
 	}
-	packed, err = connector.AppendMsgpack(m.packed.B, m.bytes())
+	packed, err = appendMsgpack(m.packed.B, m.bytes())
 	if err != nil {
 		return nil, false, nil
 	}

@@ -77,6 +77,17 @@ func TestSilentEngineLeaves(t *testing.T) {
 	}
 }
 
+// A registration of the retired connector gets the name of the replacement in the log.
+func TestRetiredConnectorIsRefused(t *testing.T) {
+	b, out := newTestBook()
+	if b.register(message{text: bytesOf(t, nccl)}, time.Now()) || len(b.engines()) != 0 {
+		t.Error("the engine is registered")
+	}
+	if !strings.Contains(out.String(), `use \"vllm-nixl\"`) {
+		t.Errorf("got %s", out)
+	}
+}
+
 // The book logs a refusal once, even if the engine tries again.
 func TestRefusalIsSaidOnce(t *testing.T) {
 	b, out := newTestBook()

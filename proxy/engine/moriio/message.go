@@ -121,9 +121,7 @@ func (r *registration) engine() (config.Engine, error) {
 	case "WRITE":
 		e.Connector = config.ConnectorVLLMMoRIIO
 	case "":
-		if e.Connector = config.ConnectorVLLMP2PNCCL; r.hasRanks || r.kind == "register" {
-			return e, errMode
-		}
+		return e, r.withoutMode()
 	default:
 		return e, errMode
 	}
@@ -152,6 +150,19 @@ func (r *registration) engine() (config.Engine, error) {
 		return e, fmt.Errorf("read registration: %w", err)
 	}
 	return e, nil
+}
+
+// withoutMode returns why a registration without transfer_mode is refused. One without sizes too is
+// that of a P2pNcclConnector (vLLM before pull request 44854, p2p_nccl_engine.py, ping).
+func (r *registration) withoutMode() error {
+	if r.hasRanks || r.kind == "register" {
+		return errMode
+	}
+	address, err := r.address()
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("read registration: engine %s: connector %w", address, config.RetiredConnector("vllm-p2p-nccl"))
 }
 
 // address returns the host and port of the engine's API.

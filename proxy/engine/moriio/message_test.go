@@ -37,14 +37,12 @@ func bytesOf(t testing.TB, text string) []byte {
 }
 
 func TestForms(t *testing.T) {
-	p, d, n := config.DefaultEngine(), config.DefaultEngine(), config.DefaultEngine()
-	n.Name, n.URL, n.Role, n.Connector = "prefill@10.0.0.5:8100", "http://10.0.0.5:8100", "prefill", "vllm-p2p-nccl"
-	n.KVAddress = "10.0.0.5:21001"
+	p, d := config.DefaultEngine(), config.DefaultEngine()
 	p.Name, p.URL, p.Role, p.Connector = "prefill@10.0.0.5:8100", "http://10.0.0.5:8100", "prefill", "vllm-moriio"
 	p.Ranks, p.TPSize, p.KVAddress = 2, 8, "host:10.0.0.5,handshake:6301,notify:61005"
 	d.Name, d.URL, d.Role, d.Connector = "decode@10.0.1.7:8200", "http://10.0.1.7:8200", "decode", "vllm-moriio-read"
 	d.Ranks, d.TPSize, d.KVAddress = 1, 8, "host:10.0.1.7,handshake:6301,notify:61005"
-	for text, want := range map[string]config.Engine{newP: p, oldD: d, nccl: n} {
+	for text, want := range map[string]config.Engine{newP: p, oldD: d} {
 		reg, err := readRegistration(bytesOf(t, text))
 		if err != nil || reg.notARegister {
 			t.Fatalf("readRegistration(bytesOf(text)) = %v, %+v", err, reg)
@@ -79,8 +77,8 @@ func TestEngineIsChecked(t *testing.T) {
 		{"a file", func(r *registration) { r.http, r.request = "", "file:///etc" }, "", "HTTP address"},
 		{"no KV address", func(r *registration) { r.zmq = "" }, "", "KV transfer"},
 		{"another line in it", func(r *registration) { r.zmq = "host:a\r\nX:1,handshake:1,notify:2" }, "", "KV transfer"},
-		{"no mode", func(r *registration) { r.mode = "" }, "", "KV transfer"},
-		{"P2P-NCCL", func(r *registration) { r.mode, r.zmq = "", "10.0.0.5:21001" }, "http://10.0.0.5:8100", ""},
+		{"no mode", func(r *registration) { r.mode, r.hasRanks = "", true }, "", "transfer_mode"},
+		{"P2P-NCCL", func(r *registration) { r.mode, r.zmq = "", "10.0.0.5:21001" }, "", `engine 10.0.0.5:8100: connector "vllm-p2p-nccl" is retired: vLLM removed P2pNcclConnector in June 2026; use "vllm-nixl"`},
 		{"P2P-NCCL with sizes", func(r *registration) { r.mode, r.zmq, r.ranks, r.hasRanks = "", "10.0.0.5:21001", 1, true }, "", "transfer_mode"},
 		{"MoRI-IO with one port", func(r *registration) { r.zmq = "10.0.0.5:21001" }, "", "KV transfer"},
 		{"another mode", func(r *registration) { r.mode = "SWAP" }, "", "transfer_mode"},

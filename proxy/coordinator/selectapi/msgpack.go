@@ -1,4 +1,4 @@
-package connector
+package selectapi
 
 import (
 	"encoding/binary"
@@ -10,10 +10,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// HeaderMsgpack with the value 1 marks a body as MessagePack although its Content-Type is
+// headerMsgpack with the value 1 marks a body as MessagePack although its Content-Type is
 // JSON. With this Content-Type the body reaches the worker's own decoder. Source:
 // TensorRT-LLM serve/openai_server.py, _MsgspecRequest.
-const HeaderMsgpack = "X-Trtllm-Msgpack"
+const headerMsgpack = "X-Trtllm-Msgpack"
 
 // Code points of MessagePack for objects and arrays with a 32-bit count. The count is
 // known only at the end of the object or array.
@@ -27,10 +27,9 @@ const maxPackDepth = 256
 
 var errNoMsgpack = errors.New("the body has no form in MessagePack")
 
-// AppendMsgpack appends the JSON of a leg's body as MessagePack. It returns an error
-// for a body that is not JSON or has an integer beyond 64 bits; the caller then sends
-// the body as it is.
-func AppendMsgpack(dst, body []byte) ([]byte, error) {
+// appendMsgpack appends the JSON of a body as MessagePack. For a body that is not JSON or
+// has an integer beyond 64 bits it returns dst and an error.
+func appendMsgpack(dst, body []byte) ([]byte, error) {
 	p := packer{in: body, out: dst}
 	p.value(0)
 	if p.space(); p.bad || p.at != len(p.in) {

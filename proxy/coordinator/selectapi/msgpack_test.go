@@ -1,4 +1,4 @@
-package connector
+package selectapi
 
 import (
 	"bytes"
@@ -27,7 +27,7 @@ func TestAppendMsgpack(t *testing.T) {
 		{`1e2`, "cb4059000000000000"},
 		{`-0`, "00"},
 	} {
-		got, err := AppendMsgpack(nil, []byte(tt.json))
+		got, err := appendMsgpack(nil, []byte(tt.json))
 		want := tt.want
 		if tt.json[0] == '"' { // by its length
 			n, _ := hex.DecodeString(want[2:])
@@ -44,7 +44,7 @@ func TestAppendMsgpack(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"", " ", "{", "[1,", "[1 2]", `{"a"}`, `{"a":}`, `{1:2}`, "tru", "1.", "18446744073709551616", "1e999", "[] []", `"a`, "-", strings.Repeat("[", maxPackDepth+2) + strings.Repeat("]", maxPackDepth+2)} {
-		if got, err := AppendMsgpack([]byte("x"), []byte(bad)); bad != "1." && (err == nil || string(got) != "x") {
+		if got, err := appendMsgpack([]byte("x"), []byte(bad)); bad != "1." && (err == nil || string(got) != "x") {
 			t.Errorf("%q became %x", bad, got)
 		}
 	}
@@ -61,7 +61,7 @@ func FuzzAppendMsgpack(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		packed, err := AppendMsgpack(nil, body)
+		packed, err := appendMsgpack(nil, body)
 		if err != nil {
 			return
 		}
