@@ -46,11 +46,6 @@ type Options struct {
 // after the same time. All methods are lock-free and safe for concurrent use. The zero
 // Breaker never opens.
 type Breaker struct {
-	// Failing is false while the circuit is closed and no failure has been noted since the last
-	// Success: Success then has nothing to do. Callers on the path of each request read Failing
-	// before they call Circuit or Success. Only the Breaker changes it.
-	Failing atomic.Bool
-
 	o        Options
 	openings atomic.Int32 // in a row, if Grows is set
 	base     time.Time    // origin of until, on the monotonic clock
@@ -91,7 +86,6 @@ func (b *Breaker) Allow() bool {
 
 // Success notes that a request was served, and closes the circuit.
 func (b *Breaker) Success() {
-	b.Failing.Store(false) // before the rest: a failure that is noted at the same time sets it last
 	news := false
 	if b.failures.Load() != 0 {
 		b.failures.Store(0)
@@ -123,7 +117,6 @@ func (b *Breaker) fail(trip bool) {
 		b.o.Report(true)
 	}
 	n := b.failures.Add(1)
-	defer b.Failing.Store(true)
 	until, now := b.until.Load(), b.now()
 	if until > now || until == 0 && !trip && int(n) < b.o.Rules.Load().Failures {
 		return
@@ -161,15 +154,11 @@ func (b *Breaker) Copy(now time.Time) (failures, left uint32) {
 
 // Follow sets the circuit to the state that Copy returned in another process.
 func (b *Breaker) Follow(failures, left uint32) {
-	b.Failing.Store(false)
 	b.failures.Store(int32(failures))
 	if left == 0 {
 		b.until.Store(0)
 	} else if b.until.Swap(b.now()+int64(left-1)*int64(time.Millisecond)) == 0 {
 		b.signal()
-	}
-	if failures != 0 || left != 0 {
-		b.Failing.Store(true)
 	}
 }
 

@@ -85,13 +85,11 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 	if t.turn.Number != 0 {
 		c.Home = homes(t.turn, r.Target)
 	}
-	if r.Breaker.Failing.Load() {
-		switch r.Breaker.Circuit(now) {
-		case circuit.Open:
-			f = broken
-		case circuit.HalfOpen:
-			c.Trial, t.trials = true, true
-		}
+	switch r.Breaker.Circuit(now) {
+	case circuit.Open:
+		f = broken
+	case circuit.HalfOpen:
+		c.Trial, t.trials = true, true
 	}
 	switch {
 	case r.Ended():
@@ -313,7 +311,7 @@ func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) (missing abi.Ph
 			if limited {
 				roles = a.Within.roles(r)
 			}
-			if roles&abi.RoleDecode != 0 && r.Breaker.Failing.Load() && r.Breaker.Circuit(now) == circuit.Open {
+			if roles&abi.RoleDecode != 0 && r.Breaker.Circuit(now) == circuit.Open {
 				roles &^= abi.RoleDecode
 				noDecode = true
 			}

@@ -125,7 +125,7 @@ const Unmet = "prefill_timeout"
 
 // Trial reports whether the circuit of the pair is not closed: an attempt on the pair is a
 // trial.
-func (p *Pair) Trial() bool { return p.circuit.Failing.Load() && !p.circuit.Closed() }
+func (p *Pair) Trial() bool { return !p.circuit.Closed() }
 
 // set applies the end of a transfer: success for kind "", or else a failure of that
 // kind. A pair whose circuit opens must prove again that it works.
@@ -169,7 +169,7 @@ func (p *Pair) set(kind string) (opened bool) {
 
 // prove sets proven after a change; p.mu is held.
 func (p *Pair) prove() {
-	p.proven.Store(p.state == abi.PairReady && !p.circuit.Failing.Load() && !p.tried.Load())
+	p.proven.Store(p.state == abi.PairReady && p.circuit.Closed() && p.circuit.Failures() == 0 && !p.tried.Load())
 }
 
 // PairRow is one pair as GET /v1/pairs shows it.
