@@ -243,14 +243,6 @@ func (k *connection) done() {
 	}
 }
 
-// settled returns the time at which the last answer of a QUIC connection without a request has
-// arrived.
-func (k *connection) settled() time.Time {
-	k.all.mu.Lock()
-	defer k.all.mu.Unlock()
-	return k.rested.Add(settleTime)
-}
-
 // list adds k to the idle connections. all.mu is held.
 func (k *connection) list() {
 	if k.idle || k.gone || k.end == nil {

@@ -106,6 +106,9 @@ func (q *quicListener) open(dir *privatedir.Dir, address string) error {
 
 // handle sets the handler of requests. Call it before serve.
 func (q *quicListener) handle(h http.Handler) {
+	if q.shared != nil {
+		h = q.shared.count(h)
+	}
 	q.conns.server.Handler = endHead(h, q.headSize)
 }
 

@@ -8,26 +8,34 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	_ "unsafe" // for go:linkname
 
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
+	"github.com/quic-go/quic-go/quicvarint"
 
 	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
-// http3Conns serves the connections of one QUIC listener. http3.Server has no limit for the time
-// of a request head, so http3Conns accepts the streams itself. A drain sends no GOAWAY, because
-// quic-go exports no way to send it on a connection whose streams another loop accepts. Instead the
-// drain refuses new requests as not processed.
+// newRawServerConn makes the HTTP/3 side of a connection and also returns its control
+// stream, which is the only way to send GOAWAY. The public http3.Server.NewRawServerConn
+// is the same function but drops that stream. http3.Server itself sends GOAWAY but sets
+// no deadline for the head of a request.
+//
+//go:linkname newRawServerConn github.com/quic-go/quic-go/http3.(*Server).newRawServerConn
+func newRawServerConn(s *http3.Server, c *quic.Conn) (*http3.RawServerConn, *quic.SendStream, error)
+
+// http3Conns serves the connections of one QUIC listener as http3.Server does, but with a
+// limit for the time of a request head.
 type http3Conns struct {
 	server    *http3.Server // makes the HTTP/3 side of connections
 	headLimit time.Duration
 
-	grace context.Context // ends at shutdown; later streams are refused
-	drain context.CancelFunc
-	open  context.Context // ends at close; connections are closed then
-	end   context.CancelFunc
-	conns inflight.Group
+	grace  context.Context // ends at shutdown; later streams are refused
+	goAway context.CancelFunc
+	open   context.Context // ends at close; connections are closed then
+	end    context.CancelFunc
+	conns  inflight.Group
 	// handshaking counts the connections that serve has not accepted yet: their
 	// handshakes run or have just ended.
 	handshaking atomic.Int64
@@ -36,7 +44,7 @@ type http3Conns struct {
 func newHTTP3Conns(server *http3.Server, headLimit time.Duration) *http3Conns {
 	h := &http3Conns{server: server, headLimit: headLimit}
 	h.open, h.end = context.WithCancel(context.Background())
-	h.grace, h.drain = context.WithCancel(h.open)
+	h.grace, h.goAway = context.WithCancel(h.open)
 	return h
 }
 
@@ -67,60 +75,53 @@ func (h *http3Conns) serve(l *quic.Listener) error {
 	}
 }
 
-// serveConn serves a connection until it is closed and no request runs. When the drain begins,
-// serveConn refuses new requests, and closes the connection settleTime after its last request.
+// serveConn serves a connection until it is closed and no request runs.
 func (h *http3Conns) serveConn(c *quic.Conn) {
-	hc, err := h.server.NewRawServerConn(c)
+	hc, control, err := newRawServerConn(h.server, c)
 	if err != nil {
 		_ = c.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeInternalError), "")
 		return
 	}
 	place := placeOf(c.Context())
 	place.ready(func() { _ = hc.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeNoError), "too many connections") })
-	var control, requests sync.WaitGroup
-	defer control.Wait()
-	defer requests.Wait()
-	control.Go(func() {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
 		for {
 			s, err := c.AcceptUniStream(context.Background()) // until the connection is closed
 			if err != nil {
 				return
 			}
-			control.Go(func() { hc.HandleUnidirectionalStream(s) })
+			wg.Go(func() { hc.HandleUnidirectionalStream(s) })
 		}
 	})
+	next := quic.StreamID(0)
 	for {
 		s, err := c.AcceptStream(h.grace)
 		if err != nil {
 			break
 		}
+		next = s.StreamID() + 4
 		_ = s.SetReadDeadline(time.Now().Add(h.headLimit)) // never fails
 		place.begin()
-		requests.Go(func() {
+		wg.Go(func() {
 			defer place.done()
 			hc.HandleRequestStream(s)
 		})
 	}
-	ctx, cancel := context.WithCancel(h.open)
-	defer cancel()
-	control.Go(func() {
-		requests.Wait()
-		select {
-		case <-c.Context().Done():
-		case <-time.After(time.Until(place.settled())):
-			cancel()
-		}
-	})
-	refuseStreams(ctx, c)
-	_ = hc.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeRequestRejected), "draining")
+	if c.Context().Err() != nil {
+		return
+	}
+	wg.Go(func() { _, _ = control.Write(goAway3(next)) }) // returns when the connection is closed
+	h.refuseStreams(c)
+	_ = hc.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeNoError), "")
 }
 
-// refuseStreams refuses new requests as not processed (RFC 9114 4.1.1) until ctx ends or the
-// connection is closed. Clients then send them on a new connection, to another process. serveConn
-// closes the connection with the same code, for the requests that are under way at that moment.
-func refuseStreams(ctx context.Context, c *quic.Conn) {
+// refuseStreams refuses new requests as not processed (RFC 9114 4.1.1) until the
+// connection is closed or close is called.
+func (h *http3Conns) refuseStreams(c *quic.Conn) {
 	for {
-		s, err := c.AcceptStream(ctx)
+		s, err := c.AcceptStream(h.open)
 		if err != nil {
 			return
 		}
@@ -130,10 +131,19 @@ func refuseStreams(ctx context.Context, c *quic.Conn) {
 	}
 }
 
-// shutdown ends each connection after its last request, and waits until all are closed. When ctx
-// ends it closes them and returns the error of ctx.
+// goAway3 returns the frame that instructs an HTTP/3 client to send no more requests on this
+// connection. The requests of stream next and of later streams are not served (RFC 9114 5.2).
+func goAway3(next quic.StreamID) []byte {
+	const frameType = 0x7
+	b := quicvarint.Append(nil, frameType)
+	b = quicvarint.Append(b, uint64(quicvarint.Len(uint64(next))))
+	return quicvarint.Append(b, uint64(next))
+}
+
+// shutdown sends GOAWAY on all connections and waits until they are closed. When ctx ends
+// it closes them and returns the error of ctx.
 func (h *http3Conns) shutdown(ctx context.Context) error {
-	h.drain()
+	h.goAway()
 	stop := context.AfterFunc(ctx, h.end)
 	defer stop()
 	h.conns.Wait()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -219,65 +218,61 @@ func TestHTTP3Retry(t *testing.T) {
 	c.CloseWithError(0, "")
 }
 
-// A drain serves the running requests, and refuses later requests with the code for requests that
-// the server has not begun. Each connection then ends with the same code, although its client keeps
-// it open, so that the client can repeat a request that was under way.
-func TestHTTP3Drain(t *testing.T) {
-	release := make(chan struct{})
-	w := serveHTTP3(t, func(w http.ResponseWriter, r *http.Request) {
-		<-release
-		io.WriteString(w, "whole")
-	}, func(*config.Config) {})
-	rejected := func(what string, err error) {
-		t.Helper()
-		var h3 *http3.Error
-		if !errors.As(err, &h3) || h3.ErrorCode != http3.ErrCodeRequestRejected {
-			t.Errorf("%s: got %v", what, err)
-		}
+// The server sends GOAWAY on the control stream. GOAWAY names the first request that the
+// server does not serve. The server rejects later requests with the code for requests
+// that it has not begun.
+func TestHTTP3GoAway(t *testing.T) {
+	w := serveHTTP3(t, nil, func(*config.Config) {})
+	c := mustDialQUIC(t, w)
+	openStream(t, c, []byte{1}) // keeps the connection open
+	control, err := c.AcceptUniStream(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	tr := &http3.Transport{}
-	defer tr.Close()
-	get := func(c *http3.ClientConn) (string, error) {
-		r, err := http.NewRequest("GET", "https://proxy/", http.NoBody)
+	r := quicvarint.NewReader(control)
+	number := func() uint64 {
+		n, err := quicvarint.Read(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		resp, err := c.RoundTrip(r)
-		if err != nil {
-			return "", err
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		return string(body), err
+		return n
 	}
-	quiet, busy := mustDialQUIC(t, w), mustDialQUIC(t, w)
-	conn := tr.NewClientConn(busy)
-	running := make(chan error, 1)
-	go func() {
-		body, err := get(conn)
-		if err == nil && body != "whole" {
-			err = fmt.Errorf("the body is %q", body)
-		}
-		running <- err
-	}()
-	for w.running.Load() == 0 || openPlaces(w.places) < 2 {
+	if kind, frame := number(), number(); kind != 0 || frame != 4 {
+		t.Fatalf("the first stream is of type %d and begins with frame %d, want SETTINGS on the control stream", kind, frame)
+	}
+	if _, err := io.CopyN(io.Discard, r, int64(number())); err != nil {
+		t.Fatal(err)
+	}
+	for w.places.requests() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	stopped := make(chan error, 1)
 	go func() { stopped <- w.stop() }()
-	<-quiet.Context().Done() // the drain has begun
-	var closed *quic.ApplicationError
-	if err := context.Cause(quiet.Context()); !errors.As(err, &closed) || closed.ErrorCode != quic.ApplicationErrorCode(http3.ErrCodeRequestRejected) {
-		t.Errorf("the connection without a request: got %v", err)
+	if frame, length, next := number(), number(), number(); frame != 7 || length != 1 || next != 4 {
+		t.Errorf("frame %d of %d bytes, next stream %d; want GOAWAY for stream 4", frame, length, next)
 	}
-	_, err := get(conn)
-	rejected("a later request", err)
-	close(release)
-	if err := <-running; err != nil {
-		t.Errorf("the running request: got %v", err)
+	s := openStream(t, c, []byte{1})
+	var reset *quic.StreamError
+	if _, err := io.ReadAll(s); !errors.As(err, &reset) || reset.ErrorCode != quic.StreamErrorCode(http3.ErrCodeRequestRejected) {
+		t.Errorf("a later request: got %v", err)
 	}
+	c.CloseWithError(0, "")
 	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
-	<-busy.Context().Done()
+}
+
+// requests returns the number of QUIC connections with a request.
+func (c *connections) requests() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.open[carriedByQUIC]
+	for _, a := range c.from {
+		for k := a.idle.first; k != nil; k = k.next {
+			if k.of.over == carriedByQUIC {
+				n--
+			}
+		}
+	}
+	return n
 }

@@ -13,11 +13,10 @@ var errSuccessor = errors.New("a successor serves")
 // StopAccepting leaves the sockets to a successor that also has them. When it returns,
 // this server accepts no new connection. It serves its open connections until their
 // clients close them or Limits.Remaining has passed. The server asks clients to open a new
-// connection: over HTTP/2 by GOAWAY at once, over HTTP/1.1 by Connection: close with the next
-// answer, over HTTP/3 by a refusal of the next request, over a WebSocket by a close frame when no
-// response runs.
+// connection: over HTTP/2 and HTTP/3 by GOAWAY at once, over HTTP/1.1 by Connection: close
+// with the next answer, over a WebSocket by a close frame when no response runs.
 //
-// Over TCP the server does not close an idle connection at once, because its client may just be
+// The server does not close an idle connection at once, because its client may just be
 // writing a request that it could not safely send again. An idle connection ends after
 // server.idle_timeout, as always.
 func (s *Server) StopAccepting() {
