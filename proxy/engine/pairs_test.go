@@ -10,6 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 )
 
 // pairOf returns a registry and two targets. The registry need not contain the targets.
@@ -218,6 +219,46 @@ func TestPairHammer(t *testing.T) {
 	f.pairs.drop(p.ID)
 	if f.PairsInTrouble() {
 		t.Error("trouble without pairs")
+	}
+}
+
+// A pair is proven only while a further success would change nothing: whatever happened before, a
+// success leaves a ready pair with a closed circuit and no failure.
+func TestPairProven(t *testing.T) {
+	f, p, d := pairOf(t)
+	f.pairs.rules.Store(&circuit.Rules{Failures: 2, OpenFor: time.Minute})
+	pair := f.Pair(p, d)
+	for _, step := range []struct {
+		name   string
+		do     func()
+		proven bool
+	}{
+		{"new", func() {}, false},
+		{"begun", func() { pair.Begin() }, false},
+		{"success", pair.Success, true},
+		{"failure", func() { pair.Failure("x") }, false},
+		{"success", pair.Success, true},
+		{"broken", func() { pair.Failure("x"); pair.Failure("x") }, false},
+		{"success", pair.Success, true},
+		{"broken in another process", func() {
+			pair.follow(abi.PairUnknown, &fleetpb.Circuit{Failures: 2, LeftMs: 1000})
+		}, false},
+		{"success", pair.Success, true},
+		{"tried by the proxy", func() {
+			if f.claim(p, d, time.Now()) == nil {
+				t.Fatal("the pair was not claimed")
+			}
+		}, false},
+		{"success", pair.Success, false}, // the proxy's request needs to know it
+		{"the proxy's request has ended", func() { pair.Tried(true) }, true},
+	} {
+		step.do()
+		if got := pair.proven.Load(); got != step.proven {
+			t.Errorf("%s: proven is %v", step.name, got)
+		}
+		if got := pair.State(); step.name == "success" && (got != abi.PairReady || pair.Trial() || pair.circuit.Failures() != 0) {
+			t.Errorf("after a success: %v, trial %v, %d failures", got, pair.Trial(), pair.circuit.Failures())
+		}
 	}
 }
 

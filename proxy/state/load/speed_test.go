@@ -81,7 +81,7 @@ func TestSpeed(t *testing.T) {
 			t.Errorf("%v, %v", s.PerToken(), s.Fixed())
 		}
 	})
-	t.Run("one stall", func(t *testing.T) {
+	t.Run("outliers", func(t *testing.T) {
 		var s Speed
 		for range 100 {
 			s.Measure(1000, 20*time.Millisecond)
@@ -89,6 +89,10 @@ func TestSpeed(t *testing.T) {
 		s.Measure(1000, time.Minute)
 		if !near(s.PerToken(), 20, 0.06) {
 			t.Errorf("%v after a stall", s.PerToken())
+		}
+		s.Measure(1000, time.Microsecond)
+		if !near(s.PerToken(), 20, 0.06) {
+			t.Errorf("%v after an answer without work", s.PerToken())
 		}
 	})
 	t.Run("slower for good", func(t *testing.T) {
