@@ -12,7 +12,7 @@ import (
 // collectRoles sends the gauges by model and role.
 func (g *fleetGauges) collectRoles(ch chan<- prometheus.Metric) {
 	for key, l := range saturation.Roles(g.registry.Snapshot(), time.Now()) {
-		if len(key.Model) > telemetry.MostModelName {
+		if len(key.Model) > telemetry.MaxModelName {
 			continue
 		}
 		gauge := func(d *prometheus.Desc, v float64) {

@@ -31,8 +31,8 @@ import (
 // patience bounds every wait for a condition; it is not a claim about speed.
 const patience = time.Minute
 
-// mostLog is the number of bytes of a process's log that a failed test shows.
-const mostLog = 20 << 10
+// maxLog is the number of bytes of a process's log that a failed test shows.
+const maxLog = 20 << 10
 
 // world is two hosts of a fleet, two of engines, one of etcd, and one of
 // clients, which is the test.
@@ -84,7 +84,7 @@ func (w *world) process(h *host, name, url string, args ...string) *process {
 		p.kill()
 		if w.t.Failed() {
 			b, _ := os.ReadFile(log.Name())
-			w.t.Logf("end of the log of %s:\n%s", name, b[max(0, len(b)-mostLog):])
+			w.t.Logf("end of the log of %s:\n%s", name, b[max(0, len(b)-maxLog):])
 		}
 		log.Close()
 	})

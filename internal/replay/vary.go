@@ -64,9 +64,9 @@ type source struct {
 	copies        uint64
 }
 
-// mostTurns is the largest number of requests of one conversation that share a
+// maxTurns is the largest number of requests of one conversation that share a
 // block. A block of more requests is a prefix that conversations share.
-const mostTurns = 64
+const maxTurns = 64
 
 // newSource finds the conversations of a trace: a request belongs to the
 // conversation whose blocks it continues furthest.
@@ -76,7 +76,7 @@ func newSource(t *Trace, random *rand.Rand, blockTokens int) *source {
 	uses := make(map[uint64]int)
 	for i := range t.Requests {
 		for _, id := range t.Requests[i].HashIDs {
-			if uses[id]++; uses[id] > mostTurns {
+			if uses[id]++; uses[id] > maxTurns {
 				s.shared[id] = true
 			}
 		}

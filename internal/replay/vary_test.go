@@ -94,12 +94,12 @@ func TestVary(t *testing.T) {
 // requests share does not make a conversation.
 func TestConversationsOfATrace(t *testing.T) {
 	tr := new(Trace)
-	for i := range mostTurns + 1 {
+	for i := range maxTurns + 1 {
 		tr.Requests = append(tr.Requests, line(time.Duration(i)*time.Second, 1024, 1, 0, uint64(100+i)))
 	}
 	tr.Requests = append(tr.Requests, line(time.Hour, 1536, 1, 0, 100, 7), line(2*time.Hour, 1536, 1, 0, 101, 8))
 	s := newSource(tr, nil, 512)
-	if len(s.conversations) != mostTurns+1 || len(s.conversations[0]) != 2 || len(s.conversations[1]) != 2 || !s.shared[0] || s.shared[100] {
+	if len(s.conversations) != maxTurns+1 || len(s.conversations[0]) != 2 || len(s.conversations[1]) != 2 || !s.shared[0] || s.shared[100] {
 		t.Errorf("%d conversations, the first of %d turns", len(s.conversations), len(s.conversations[0]))
 	}
 	c := s.copied(s.conversations[0], time.Minute)

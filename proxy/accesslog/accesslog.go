@@ -20,8 +20,8 @@ import (
 // Stderr is the path that means standard error.
 const Stderr = "stderr"
 
-// mostText bounds each text of a line that a client chose, in bytes.
-const mostText = 256
+// maxText bounds each text of a line that a client chose, in bytes.
+const maxText = 256
 
 // Entry describes one request that has ended. Fields without a value are empty.
 type Entry struct {
@@ -127,4 +127,4 @@ func (l *Log) Write(e *Entry) {
 func (l *Log) Close() error { return l.Reopen("") }
 
 // cut returns the beginning of a text that a client chose.
-func cut(s string) string { return s[:min(len(s), mostText)] }
+func cut(s string) string { return s[:min(len(s), maxText)] }

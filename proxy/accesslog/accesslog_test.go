@@ -57,7 +57,7 @@ func TestWriteAndReopen(t *testing.T) {
 	}
 	l.Write(&Entry{RequestID: "r4"})
 	old, now := lines(t, path+".1"), lines(t, path)
-	if len(old) != 1 || old[0].RequestID != "r1" || len(old[0].Model) != mostText || *old[0].FirstByteMS != first {
+	if len(old) != 1 || old[0].RequestID != "r1" || len(old[0].Model) != maxText || *old[0].FirstByteMS != first {
 		t.Errorf("old file: %+v", old)
 	}
 	if len(now) != 2 || now[0].RequestID != "r2\n<&>" || now[1].RequestID != "r3" {

@@ -85,8 +85,8 @@ func (d discarded) WriteHeader(int)             {}
 func (d discarded) Write(b []byte) (int, error) { return len(b), nil }
 
 func noEndpoint(w http.ResponseWriter, r *http.Request) {
-	const mostPath = 200 // bytes of a client's path that the answer repeats
-	text := fmt.Sprintf("there is no endpoint %s %.*q; GET / lists the endpoints", r.Method, mostPath, r.URL.Path)
+	const maxPath = 200 // bytes of a client's path that the answer repeats
+	text := fmt.Sprintf("there is no endpoint %s %.*q; GET / lists the endpoints", r.Method, maxPath, r.URL.Path)
 	downstream.Error(w, openai.NewError(openai.CodeNotFound, text))
 }
 

@@ -103,9 +103,9 @@ func (d *dashboardView) parts(ctx context.Context, next map[string]position) (li
 
 // Limits of the lists of a Snapshot.
 const (
-	mostLatest   = 12
-	mostTroubled = 40
-	mostPairs    = 1024
+	maxLatest   = 12
+	maxTroubled = 40
+	maxPairs    = 1024
 )
 
 // promptWindow is how long prompts count in the hit ratios of engines.
@@ -168,7 +168,7 @@ func (w *watch) snapshot(ctx context.Context) []byte {
 	w.forget(now)
 	s.Traffic = w.meter.Traffic(now)
 	s.Traffic.Running, s.Traffic.Waiting = running, waiting
-	w.latest, w.troubled = newest(w.latest, mostLatest, nil), newest(w.troubled, mostTroubled, make(journal.Troubles))
+	w.latest, w.troubled = newest(w.latest, maxLatest, nil), newest(w.troubled, maxTroubled, make(journal.Troubles))
 	s.Latest, s.Troubled = w.latest, w.troubled
 	s.Engines = w.view.engines(now, w.hits(now, prompts))
 	s.Pairs, s.MorePair = w.view.pairs()

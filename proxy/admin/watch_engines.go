@@ -112,7 +112,7 @@ func (d *dashboardView) rank(i *engine.Instance, rank int, now time.Time) Snapsh
 // pairStates are the states from the best to the worst.
 var pairStates = []string{"unknown", "warming", "ready", "broken"}
 
-// pairs returns the pairs of engines, at most mostPairs, and how many more there are.
+// pairs returns the pairs of engines, at most maxPairs, and how many more there are.
 func (d *dashboardView) pairs() (list []SnapshotPair, more int) {
 	list = []SnapshotPair{}
 	measured := []int{} // for each pair, its ranks with a measurement
@@ -137,8 +137,8 @@ func (d *dashboardView) pairs() (list []SnapshotPair, more int) {
 			row.HandoverMicros += (p.HandoverMicros - row.HandoverMicros) / float32(measured[n])
 		}
 	}
-	if len(list) > mostPairs {
-		return list[:mostPairs], len(list) - mostPairs
+	if len(list) > maxPairs {
+		return list[:maxPairs], len(list) - maxPairs
 	}
 	return list, 0
 }

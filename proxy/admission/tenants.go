@@ -143,8 +143,8 @@ func (all *tenants) add(number int, key string, words []string) error {
 
 // assign gives each client, one for each line, its tenant.
 func (all *tenants) assign(clients []*client) error {
-	if n := len(all.configured) + len(all.made); n > tenant.MostTenants {
-		return fmt.Errorf("the keys and the [[tenant]] tables have %d tenants, more than %d", n, tenant.MostTenants)
+	if n := len(all.configured) + len(all.made); n > tenant.MaxTenants {
+		return fmt.Errorf("the keys and the [[tenant]] tables have %d tenants, more than %d", n, tenant.MaxTenants)
 	}
 	for i, c := range clients {
 		l := &all.lines[i]

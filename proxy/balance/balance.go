@@ -190,7 +190,7 @@ func (w *Worker) counts(i int) bool {
 		return true
 	}
 	r := &w.others[i]
-	return e.socket.Load() == w.socket && (r.missed < mostMissed || r.looks != e.looks.Load())
+	return e.socket.Load() == w.socket && (r.missed < maxMissed || r.looks != e.looks.Load())
 }
 
 // score is the load of a worker. Connections count; if they are nearly equal, exchanges
@@ -241,7 +241,7 @@ func (w *Worker) end(p part) {
 		}
 		w.others[i].missed++
 		if errors.Is(unix.Kill(int(w.all.entries[i].pid.Load()), 0), unix.ESRCH) {
-			w.others[i].missed = mostMissed
+			w.others[i].missed = maxMissed
 		}
 	}
 }

@@ -178,7 +178,7 @@ func TestOthersThatDoNotCount(t *testing.T) {
 	if !ahead() {
 		t.Fatal("a worker does not wait for a worker without connections")
 	}
-	for range mostMissed {
+	for range maxMissed {
 		if !ahead() {
 			t.Fatal("a worker stops waiting too early")
 		}

@@ -15,10 +15,10 @@ import (
 const (
 	// headStart is the time for which a worker leaves a connection to the other workers.
 	headStart = time.Millisecond
-	// mostMissed is the number of consecutive unused head starts of a worker after which
+	// maxMissed is the number of consecutive unused head starts of a worker after which
 	// the other workers no longer wait for it. On a busy machine a healthy worker may get
 	// no processor time for a while.
-	mostMissed = 250
+	maxMissed = 250
 	// farAhead is the number of head starts that a worker with far more than its share
 	// waits.
 	farAhead = 8

@@ -246,15 +246,15 @@ func (b *Buffer) Free() {
 	pools[class].Put(b)
 }
 
-// mostGarbage bounds the bytes of unpooled buffers that wait for the garbage collector.
+// maxGarbage bounds the bytes of unpooled buffers that wait for the garbage collector.
 // The collector alone would let the heap double, regardless of the budget.
-const mostGarbage = 64 << 20
+const maxGarbage = 64 << 20
 
 var garbage atomic.Int64 // bytes of unpooled buffers since Buffer last started a garbage collection
 
 // leave leaves n bytes to the garbage collector.
 func leave(n int64) {
-	if garbage.Add(n) >= mostGarbage && garbage.Swap(0) >= mostGarbage {
+	if garbage.Add(n) >= maxGarbage && garbage.Swap(0) >= maxGarbage {
 		go runtime.GC()
 	}
 }

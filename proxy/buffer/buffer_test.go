@@ -174,7 +174,7 @@ func TestLargeBuffersAreCollected(t *testing.T) {
 	}
 	for range 100 { // each buffer becomes garbage that the collector frees
 		before := forced()
-		for range mostGarbage / (8 << 20) {
+		for range maxGarbage / (8 << 20) {
 			Get(8 << 20).Free()
 		}
 		for range 1000 {

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// mostConns bounds the open connections of an internal address. If the process has
+	// maxConns bounds the open connections of an internal address. If the process has
 	// few descriptors, the bound is their number divided by connsShare.
-	mostConns  = 4096
+	maxConns   = 4096
 	connsShare = 8
-	// mostConnsOfOne bounds the connections of one client address; IPv6 addresses are
+	// maxConnsOfOne bounds the connections of one client address; IPv6 addresses are
 	// counted by /64. A host with many workers needs a few connections for each.
-	mostConnsOfOne = 512
+	maxConnsOfOne = 512
 )
 
 // Limit limits the connections of one listener, in total and for each client address. At the
@@ -30,7 +30,7 @@ const (
 // the most idle connections: a flood of one address closes no connection of an address with
 // fewer. If all connections are busy, the new one is refused. Safe for concurrent use.
 type Limit struct {
-	most, mostOfOne int
+	most, maxOfOne int
 
 	mu   sync.Mutex
 	open map[*Place]struct{}        // guarded by mu
@@ -45,12 +45,12 @@ type peerTotals struct {
 
 // New returns a limit for one listener.
 func New() *Limit {
-	most := mostConns
+	most := maxConns
 	var files unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil && files.Cur/connsShare < mostConns {
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil && files.Cur/connsShare < maxConns {
 		most = max(1, int(files.Cur/connsShare))
 	}
-	return &Limit{most: most, mostOfOne: min(mostConnsOfOne, most), open: make(map[*Place]struct{}), of: make(map[netip.Addr]*peerTotals)}
+	return &Limit{most: most, maxOfOne: min(maxConnsOfOne, most), open: make(map[*Place]struct{}), of: make(map[netip.Addr]*peerTotals)}
 }
 
 // Place is the place of one open connection. It is idle until Begin, and again after as many
@@ -76,10 +76,10 @@ func (l *Limit) Enter(c net.Conn) *Place {
 	defer l.mu.Unlock()
 	var victim *Place
 	switch totals := l.of[p.from]; {
-	case totals != nil && totals.open >= l.mostOfOne:
+	case totals != nil && totals.open >= l.maxOfOne:
 		victim = l.longestIdle(p.from)
 	case len(l.open) >= l.most:
-		victim = l.longestIdle(l.mostIdle())
+		victim = l.longestIdle(l.maxIdle())
 	default:
 		l.add(p)
 		return p
@@ -93,8 +93,8 @@ func (l *Limit) Enter(c net.Conn) *Place {
 	return p
 }
 
-// mostIdle returns the address with the most idle connections. The caller holds mu.
-func (l *Limit) mostIdle() (address netip.Addr) {
+// maxIdle returns the address with the most idle connections. The caller holds mu.
+func (l *Limit) maxIdle() (address netip.Addr) {
 	for _, t := range l.of {
 		t.idle = 0
 	}

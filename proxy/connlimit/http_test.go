@@ -28,7 +28,7 @@ func newLimited(t *testing.T) *limited {
 		t.Fatal(err)
 	}
 	s := &limited{t: t, limit: New(), address: l.Addr().String(), begun: make(chan struct{}, 10), release: make(chan struct{})}
-	s.limit.most, s.limit.mostOfOne = 6, 4
+	s.limit.most, s.limit.maxOfOne = 6, 4
 	states := make(chan http.ConnState, 1000)
 	server := &http.Server{
 		ConnState:   func(_ net.Conn, state http.ConnState) { states <- state },

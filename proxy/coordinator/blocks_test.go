@@ -283,11 +283,11 @@ func TestComparisonsAreBounded(t *testing.T) {
 	target := w.Target(t, "p", 0)
 	p := &coordinator.Placement{Prefill: target, Decode: w.Target(t, "d", 0), Matched: 640}
 	report := coordinator.CacheReport{Block: target.BlockTokens(), Blocks: asking(blocks("a", 2)).Key.Chains[0].Blocks, Prompt: 1000}
-	for range coordinator.MostWaiting + 1 {
+	for range coordinator.MaxWaiting + 1 {
 		w.Compare(p, report)
 	}
-	if n := w.Waiting(); n != coordinator.MostWaiting {
-		t.Errorf("%d comparisons wait, want %d", n, coordinator.MostWaiting)
+	if n := w.Waiting(); n != coordinator.MaxWaiting {
+		t.Errorf("%d comparisons wait, want %d", n, coordinator.MaxWaiting)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

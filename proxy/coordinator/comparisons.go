@@ -5,9 +5,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// mostWaiting bounds the comparisons that wait for Run. Further ones are dropped: other requests
+// maxWaiting bounds the comparisons that wait for Run. Further ones are dropped: other requests
 // are compared.
-const mostWaiting = 1024
+const maxWaiting = 1024
 
 // comparison is a comparison of the cached tokens that an engine reports with the index. Run
 // does it later, because it walks through all blocks of a long prompt.
@@ -24,7 +24,7 @@ type comparisons struct {
 }
 
 func newComparisons(state State) *comparisons {
-	return &comparisons{state: state, queue: make(chan comparison, mostWaiting)}
+	return &comparisons{state: state, queue: make(chan comparison, maxWaiting)}
 }
 
 func (q *comparisons) run(c comparison) {

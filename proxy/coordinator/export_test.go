@@ -10,11 +10,11 @@ import (
 
 // The tests of package coordinator_test use these internals.
 const (
-	MostWaiting   = mostWaiting
+	MaxWaiting    = maxWaiting
 	BytesPerToken = bytesPerToken
 	UsualAnswer   = usualAnswer
 	LongAnswer    = longAnswer
-	MostSequence  = mostSequence
+	MaxSequence   = maxSequences
 )
 
 var Expected = expected

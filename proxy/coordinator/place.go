@@ -347,7 +347,7 @@ const native = "native"
 const (
 	usualAnswer  = 512
 	longAnswer   = 128 << 10
-	mostSequence = 128
+	maxSequences = 128
 )
 
 // expected returns how many tokens decode is expected to produce for a request.
@@ -356,5 +356,5 @@ func expected(r *abi.RequestFacts) int64 {
 	if tokens < 0 {
 		tokens = usualAnswer
 	}
-	return min(tokens, longAnswer) * max(1, min(r.N, mostSequence))
+	return min(tokens, longAnswer) * max(1, min(r.N, maxSequences))
 }

@@ -555,7 +555,7 @@ func TestFallbacksOfAFailedPlace(t *testing.T) {
 func TestExpected(t *testing.T) {
 	for _, tt := range []struct{ max, n, want int64 }{
 		{10, 1, 10}, {0, 1, 0}, {-1, 1, coordinator.UsualAnswer}, {-1, 3, 3 * coordinator.UsualAnswer}, {10, 0, 10},
-		{1 << 62, 1, coordinator.LongAnswer}, {1 << 62, 1 << 62, coordinator.LongAnswer * coordinator.MostSequence},
+		{1 << 62, 1, coordinator.LongAnswer}, {1 << 62, 1 << 62, coordinator.LongAnswer * coordinator.MaxSequence},
 	} {
 		if got := coordinator.Expected(&abi.RequestFacts{MaxTokens: tt.max, N: tt.n}); got != tt.want {
 			t.Errorf("max %d, n %d: %d, want %d", tt.max, tt.n, got, tt.want)

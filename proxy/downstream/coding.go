@@ -75,9 +75,9 @@ func (c *Client) gunzip(coded []byte, limit int) (err error) {
 // maxBlock is the most that one block of zstd becomes, in bytes (RFC 8878, 3.1.1.2.4).
 const maxBlock = 128 << 10
 
-// mostRatio bounds the first buffer for a coded body, as a multiple of its length. A
+// maxRatio bounds the first buffer for a coded body, as a multiple of its length. A
 // frame may name any size, and memory must follow the bytes that have come.
-const mostRatio = 64
+const maxRatio = 64
 
 // unzstd decodes into a buffer of the size that the frame names, if that size is likely. Otherwise
 // unzstd chooses a size, and makes the buffer larger until the text fits. The decoder has several
@@ -90,7 +90,7 @@ func (c *Client) unzstd(coded []byte, limit int) (err error) {
 		if head.FrameContentSize > uint64(limit) {
 			return errBodyTooLarge(int64(limit))
 		}
-		size = min(int(head.FrameContentSize), max(mostRatio*len(coded), 2*maxBlock))
+		size = min(int(head.FrameContentSize), max(maxRatio*len(coded), 2*maxBlock))
 	}
 	for {
 		size = min(size, last)

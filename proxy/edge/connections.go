@@ -149,9 +149,9 @@ func (c *connections) spare() bool {
 // count returns how many connections are open. c.mu is held.
 func (c *connections) count() int { return c.open[carriedByTCP] + c.open[carriedByQUIC] }
 
-// mostUnproven bounds the running QUIC handshakes of clients that have not proven their
+// maxUnproven bounds the running QUIC handshakes of clients that have not proven their
 // address.
-const mostUnproven = 64
+const maxUnproven = 64
 
 // unproven returns how many QUIC handshakes may run whose clients have not proven their
 // address.
@@ -162,7 +162,7 @@ func (c *connections) unproven() int {
 	if perAddress > 0 {
 		all = perAddress
 	}
-	return min(all/2, mostUnproven)
+	return min(all/2, maxUnproven)
 }
 
 // add counts k. c.mu is held.

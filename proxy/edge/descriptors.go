@@ -19,11 +19,11 @@ const (
 	// client or leg: listening sockets, files, logs, links to other processes, probes
 	// of engines.
 	ownDescriptors = 48
-	// mostOperators is the largest number of connections at the admin address.
-	mostOperators = 256
-	// mostClients bounds the memory of idle connections if descriptors do not. One
+	// maxOperators is the largest number of connections at the admin address.
+	maxOperators = 256
+	// maxClients bounds the memory of idle connections if descriptors do not. One
 	// connection takes up to 17 KiB.
-	mostClients = 65536
+	maxClients = 65536
 )
 
 // descriptorShares divides the soft limit of descriptors, which Go raises to the hard
@@ -40,9 +40,9 @@ func descriptorShares() shares {
 // request of a client needs at least one more descriptor, for an engine's connection.
 func divide(descriptors uint64) shares {
 	n := int(min(descriptors, 1<<30)) // the limit may be infinite
-	s := shares{operators: min(max(n/16, 8), mostOperators)}
+	s := shares{operators: min(max(n/16, 8), maxOperators)}
 	s.both = max(n-ownDescriptors-s.operators, 2)
-	s.clients = min(s.both/2, mostClients)
+	s.clients = min(s.both/2, maxClients)
 	return s
 }
 

@@ -200,7 +200,7 @@ func TestHTTP3Retry(t *testing.T) {
 		all, perAddress, handshaking int
 		want                         bool
 	}{
-		{1000, 250, mostUnproven - 1, false}, {1000, 250, mostUnproven, true},
+		{1000, 250, maxUnproven - 1, false}, {1000, 250, maxUnproven, true},
 		{1000, 10, 4, false}, {1000, 10, 5, true}, {1, 1, 0, true}, {10, 0, 4, false}, {10, 0, 5, true},
 	} {
 		h, transport := new(http3Conns), new(quic.Transport)

@@ -9,8 +9,8 @@ import (
 
 // Bounds of the models that a registry stores: an engine chooses the names of its models.
 const (
-	mostKnown     = 1024
-	mostKnownText = 1 << 20 // bytes of their names
+	maxKnown     = 1024
+	maxKnownText = 1 << 20 // bytes of their names
 )
 
 // known holds the models that a registry has known in its life. The registry's mu guards
@@ -24,7 +24,7 @@ type known struct {
 // roleBits has the bit 1<<role of each role that an engine of the model had.
 type roleBits uint8
 
-// add adds models whose engines have those roles. Models beyond mostKnown and mostKnownText are
+// add adds models whose engines have those roles. Models beyond maxKnown and maxKnownText are
 // removed when their engines leave.
 func (k *known) add(models map[string]roleBits) {
 	var next map[string]roleBits
@@ -40,7 +40,7 @@ func (k *known) add(models map[string]roleBits) {
 			}
 		}
 		if !has {
-			if len(next) == mostKnown || k.text+len(m) > mostKnownText {
+			if len(next) == maxKnown || k.text+len(m) > maxKnownText {
 				continue
 			}
 			k.text += len(m)

@@ -29,15 +29,15 @@ func TestKnownModels(t *testing.T) {
 	if roles := s.Roles("llama"); !s.Knows("llama") || s.Knows("") || s.Knows("other") || !slices.Equal(roles, []abi.Role{abi.RolePrefill, abi.RoleDecode}) {
 		t.Errorf("known %q, roles %v", s.Known(), roles)
 	}
-	for i := range 2 * mostKnown {
+	for i := range 2 * maxKnown {
 		r.Know([]Known{{fmt.Sprint("adapter-", i), 1 << abi.RoleBoth}})
 	}
-	if got := r.Snapshot().Known(); len(got) != mostKnown || !slices.IsSorted(got) {
-		t.Errorf("got %d known models, want %d in order", len(got), mostKnown)
+	if got := r.Snapshot().Known(); len(got) != maxKnown || !slices.IsSorted(got) {
+		t.Errorf("got %d known models, want %d in order", len(got), maxKnown)
 	}
 	long := New(Options{})
 	for i := range 32 {
-		long.Know([]Known{{fmt.Sprint(strings.Repeat("a", mostKnownText/16), i), 1 << abi.RoleBoth}})
+		long.Know([]Known{{fmt.Sprint(strings.Repeat("a", maxKnownText/16), i), 1 << abi.RoleBoth}})
 	}
 	long.Know([]Known{{"short", 1 << abi.RoleBoth}})
 	if got := long.Snapshot(); len(got.Known()) != 16 || !got.Knows("short") {

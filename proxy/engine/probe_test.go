@@ -218,7 +218,7 @@ func TestProbeNeedsFacts(t *testing.T) {
 				if got := f.get(t, "a").State(); got != tt.want {
 					t.Errorf("state %v, want %v", got, tt.want)
 				}
-				if n := len(f.exportMembers()); n > 16<<20 { // link.MostFrame
+				if n := len(f.exportMembers()); n > 16<<20 { // link.MaxFrame
 					t.Errorf("the membership has %d bytes", n)
 				}
 				if unlearned := f.Snapshot().Unlearned; unlearned != (tt.want == Down && tt.model == "") {

@@ -10,7 +10,7 @@ import (
 // The sizes of pooled buffers, as powers of two: 256 bytes to 8 MB.
 const (
 	leastBuffer = 8
-	mostBuffer  = 23
+	maxBuffer   = 23
 )
 
 // buffers is the pool of grpc-go's message buffers. grpc-go's own pool has no size between 32 KB
@@ -18,7 +18,7 @@ const (
 // the clearing of 1 MB. Each buffer here has the next power of two, and old content: grpc-go
 // writes each byte that it reads. Safe for concurrent use. The zero value is empty.
 type buffers struct {
-	sizes [mostBuffer + 1]sync.Pool // of *[]byte
+	sizes [maxBuffer + 1]sync.Pool // of *[]byte
 }
 
 func init() { experimental.SetDefaultBufferPool(&buffers{}) } // grpc-go: before the first server
@@ -26,7 +26,7 @@ func init() { experimental.SetDefaultBufferPool(&buffers{}) } // grpc-go: before
 // Get implements mem.BufferPool.
 func (p *buffers) Get(length int) *[]byte {
 	size := max(leastBuffer, bits.Len(uint(max(length, 1)-1)))
-	if size > mostBuffer {
+	if size > maxBuffer {
 		b := make([]byte, length)
 		return &b
 	}
@@ -42,7 +42,7 @@ func (p *buffers) Get(length int) *[]byte {
 // Put implements mem.BufferPool. Buffers of other origin are left to the garbage collector.
 func (p *buffers) Put(b *[]byte) {
 	size := bits.Len(uint(cap(*b))) - 1
-	if size < leastBuffer || size > mostBuffer || cap(*b) != 1<<size {
+	if size < leastBuffer || size > maxBuffer || cap(*b) != 1<<size {
 		return
 	}
 	*b = (*b)[:cap(*b)]

@@ -111,13 +111,13 @@ func connOf(ctx context.Context) *conn {
 	return nil
 }
 
-// mostUnused bounds the streams without a request. One such stream takes about 14 KiB.
-const mostUnused = 4096
+// maxUnused bounds the streams without a request. One such stream takes about 14 KiB.
+const maxUnused = 4096
 
 // unused counts the streams without a request: streams whose first message has not arrived,
-// and streams of other services. Above mostUnused in total, a connection may have only its
-// share of mostUnused. So one gateway cannot exclude another one, and the total stays below
-// twice mostUnused. Safe for concurrent use. The zero value counts no streams.
+// and streams of other services. Above maxUnused in total, a connection may have only its
+// share of maxUnused. So one gateway cannot exclude another one, and the total stays below
+// twice maxUnused. Safe for concurrent use. The zero value counts no streams.
 type unused struct {
 	mu    sync.Mutex
 	all   int // guarded by mu
@@ -131,7 +131,7 @@ func (u *unused) enter(c *conn) bool {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.all >= mostUnused && c.unused > 0 && c.unused >= mostUnused/u.conns {
+	if u.all >= maxUnused && c.unused > 0 && c.unused >= maxUnused/u.conns {
 		return false
 	}
 	if c.unused == 0 {

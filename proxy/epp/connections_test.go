@@ -182,9 +182,9 @@ func TestUnusedStreamsAreShared(t *testing.T) {
 	s := serve(t)
 	close(s.release)
 	flood, honest := s.dial(t), s.dial(t)
-	refused := make(chan error, mostUnused)
+	refused := make(chan error, maxUnused)
 	var wg sync.WaitGroup
-	for range mostUnused + 50 {
+	for range maxUnused + 50 {
 		st := open(t, flood)
 		wg.Go(func() { // ends with the stream
 			if _, err := st.Recv(); status.Code(err) == codes.ResourceExhausted {

@@ -71,9 +71,9 @@ const (
 	leastPing = time.Second
 	// headRoom is the room for metadata in a message with header lines or with a body, in bytes.
 	headRoom = 1 << 20
-	// mostMetadata bounds the header lines of one gRPC stream, in bytes. The header of the
+	// maxMetadata bounds the header lines of one gRPC stream, in bytes. The header of the
 	// client's request is in a message.
-	mostMetadata = 16 << 10
+	maxMetadata = 16 << 10
 	// window is the flow control window of one stream, and connWindow that of one
 	// connection, in bytes.
 	window     = 1 << 20
@@ -116,8 +116,8 @@ func New(o Options) *Server {
 	s.running, s.cut = context.WithCancelCause(context.Background())
 	decompressor := grpc.RPCDecompressor(uncompressed{}) //lint:ignore SA1019 only this option refuses a compressed message before it grows
 	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(mostMetadata),
-		grpc.MaxConcurrentStreams(uint32(min(o.MaxExchanges, math.MaxInt32-mostUnused) + mostUnused)), grpc.InTapHandle(s.tap),
+		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(maxMetadata),
+		grpc.MaxConcurrentStreams(uint32(min(o.MaxExchanges, math.MaxInt32-maxUnused) + maxUnused)), grpc.InTapHandle(s.tap),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(connWindow),
 		grpc.ReadBufferSize(0), decompressor, grpc.WriteBufferSize(connBuffer), grpc.NumStreamWorkers(streamWorkers),
 		grpc.ConnectionTimeout(handshakeTimeout), grpc.ForceServerCodecV2(newCodec()),

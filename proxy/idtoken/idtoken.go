@@ -36,8 +36,8 @@ type issuer struct {
 // is public can serve as the secret of a signature (RFC 8725, 2.1).
 var methods = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 
-// mostToken is the length of the longest accepted token, in bytes.
-const mostToken = 16 << 10
+// maxToken is the length of the longest accepted token, in bytes.
+const maxToken = 16 << 10
 
 // Refusals. Their texts contain nothing of a token.
 var (
@@ -100,7 +100,7 @@ func (e *FileError) Unwrap() error { return e.err }
 // that the token names. The end of ctx ends a wait for the issuer. The error is an *openai.Error
 // with status 401.
 func (v *Verifier) Tenant(ctx context.Context, token string) (*tenant.Tenant, error) {
-	if len(token) > mostToken || strings.Count(token, ".") != 2 {
+	if len(token) > maxToken || strings.Count(token, ".") != 2 {
 		return nil, errInvalid
 	}
 	var claims jwt.MapClaims
@@ -154,7 +154,7 @@ func (v *Verifier) tenantOf(i *issuer, claims jwt.MapClaims) (*tenant.Tenant, er
 	var class string
 	if value, has := lookup(claims, i.ClassClaim); has {
 		var ok bool
-		if class, ok = value.(string); !ok || len(class) > mostClass {
+		if class, ok = value.(string); !ok || len(class) > maxClass {
 			return nil, errClaim
 		}
 	}
@@ -172,8 +172,8 @@ func (v *Verifier) tenantOf(i *issuer, claims jwt.MapClaims) (*tenant.Tenant, er
 	return t.With(class, models), nil
 }
 
-// mostClass is the longest name of a class, in bytes.
-const mostClass = 256
+// maxClass is the longest name of a class, in bytes.
+const maxClass = 256
 
 // lookup returns the claim of that name. A dot leads into an object, unless a claim has the
 // whole name.

@@ -159,7 +159,7 @@ func TestBadTokens(t *testing.T) {
 		"four parts":                {good + ".x", errInvalid},
 		"no base64":                 {"!.!.!", errInvalid},
 		"no JSON":                   {b64([]byte("5ecret")) + "." + b64([]byte("5ecret")) + ".x", errInvalid},
-		"too long":                  {sign(t, "ES256", claims(jwt.MapClaims{"x": strings.Repeat("x", mostToken)})), errInvalid},
+		"too long":                  {sign(t, "ES256", claims(jwt.MapClaims{"x": strings.Repeat("x", maxToken)})), errInvalid},
 		"alg none":                  {b64([]byte(`{"alg":"none"}`)) + "." + parts[1] + ".", errInvalid},
 		"alg None":                  {b64([]byte(`{"alg":"None","kid":"ES256"}`)) + "." + parts[1] + "." + parts[2], errInvalid},
 		"no alg":                    {b64([]byte(`{"kid":"ES256"}`)) + "." + parts[1] + "." + parts[2], errInvalid},
@@ -224,7 +224,7 @@ func TestClaims(t *testing.T) {
 		"models of numbers":    {jwt.MapClaims{"org": org, "models": []any{"a", 5}}, "", nil, errClaim},
 		"models an object":     {jwt.MapClaims{"org": org, "models": org}, "", nil, errClaim},
 		"class a number":       {jwt.MapClaims{"org": org, "models": "a", "https://example.org/class": 5}, "", nil, errClaim},
-		"class too long":       {jwt.MapClaims{"org": org, "models": "a", "https://example.org/class": strings.Repeat("c", mostClass+1)}, "", nil, errClaim},
+		"class too long":       {jwt.MapClaims{"org": org, "models": "a", "https://example.org/class": strings.Repeat("c", maxClass+1)}, "", nil, errClaim},
 		"tenant not in object": {jwt.MapClaims{"org": "gold", "models": "a"}, "", nil, errClaim},
 	} {
 		got, err := v.Tenant(context.Background(), sign(t, "ES256", claims(tt.claims)))
@@ -315,7 +315,7 @@ func TestFetchedKeys(t *testing.T) {
 		for n, bad := range []struct {
 			status int
 			keys   []byte
-		}{{500, keysOf(t, "ES256")}, {302, keysOf(t, "ES256")}, {200, []byte("<html>")}, {200, []byte(strings.Repeat(" ", mostKeys) + "{}")}} {
+		}{{500, keysOf(t, "ES256")}, {302, keysOf(t, "ES256")}, {200, []byte("<html>")}, {200, []byte(strings.Repeat(" ", maxKeys) + "{}")}} {
 			site.set(bad.status, bad.keys)
 			time.Sleep(fetchPause)
 			step("a bad answer", "ES256", 2+n, errKeys)

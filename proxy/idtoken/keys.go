@@ -29,8 +29,8 @@ const (
 	fetchPause = 10 * time.Second
 	// fetchLimit bounds one request to an issuer.
 	fetchLimit = 5 * time.Second
-	// mostKeys is the size of the largest accepted set of keys, in bytes.
-	mostKeys = 1 << 20
+	// maxKeys is the size of the largest accepted set of keys, in bytes.
+	maxKeys = 1 << 20
 )
 
 // errNoKeys reports that no set of keys has been read yet.
@@ -219,9 +219,9 @@ func (s *keySet) get() ([]byte, error) {
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("the issuer answers with status %d", resp.StatusCode)
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, mostKeys+1))
-	if err == nil && len(text) > mostKeys {
-		err = fmt.Errorf("the set of keys has more than %d bytes", mostKeys)
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxKeys+1))
+	if err == nil && len(text) > maxKeys {
+		err = fmt.Errorf("the set of keys has more than %d bytes", maxKeys)
 	}
 	return text, err
 }

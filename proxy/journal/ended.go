@@ -11,9 +11,9 @@ import (
 
 // Limits of the lists of Recent.
 const (
-	mostLatest   = 12
-	mostTroubled = 40
-	mostAlike    = 5 // of Troubled that have the same trouble
+	maxLatest   = 12
+	maxTroubled = 40
+	maxAlike    = 5 // of Troubled that have the same trouble
 )
 
 // Recent holds the requests that ended since a position in a Ring.
@@ -71,7 +71,7 @@ type Troubles map[string]int
 func (t Troubles) Few(e *EndedRow) bool {
 	kind := fmt.Sprint(e.Outcome, e.FailedLegs, e.Fallbacks)
 	t[kind]++
-	return t[kind] <= mostAlike
+	return t[kind] <= maxAlike
 }
 
 // Recent returns the requests that ended after the position that an earlier call returned as Next;
@@ -89,10 +89,10 @@ func (s *Ring) Recent(after uint64) Recent {
 	kinds := make(Troubles)
 	for n := s.puts; n > after; n-- {
 		r := s.at(n - 1)
-		if len(list.Latest) < mostLatest {
+		if len(list.Latest) < maxLatest {
 			list.Latest = append(list.Latest, r.endedRow())
 		}
-		if len(list.Troubled) < mostTroubled && r.troubled() {
+		if len(list.Troubled) < maxTroubled && r.troubled() {
 			if row := r.endedRow(); kinds.Few(&row) {
 				list.Troubled = append(list.Troubled, row)
 			}

@@ -81,7 +81,7 @@ func TestRecentFlood(t *testing.T) {
 	for i := range 1000 {
 		s.put(ended(fmt.Sprint(i), func(r *Journal) { r.Fallback("place", "parked") }))
 	}
-	if got := ids(s.Recent(0).Troubled); len(got) != mostAlike+1 || got[0] != "999" || got[mostAlike] != "broken" {
+	if got := ids(s.Recent(0).Troubled); len(got) != maxAlike+1 || got[0] != "999" || got[maxAlike] != "broken" {
 		t.Errorf("troubled are %q", got)
 	}
 }
@@ -112,7 +112,7 @@ func TestRecentPositions(t *testing.T) {
 	}
 	put(5, 2*RingSize+5)
 	got := s.Recent(5)
-	if got.Prompts["d0"].Tokens != 10*RingSize || len(got.Latest) != mostLatest || got.Latest[0].RequestID != fmt.Sprint(2*RingSize+4) {
+	if got.Prompts["d0"].Tokens != 10*RingSize || len(got.Latest) != maxLatest || got.Latest[0].RequestID != fmt.Sprint(2*RingSize+4) {
 		t.Errorf("after a long time: %d tokens, %q", got.Prompts["d0"].Tokens, ids(got.Latest))
 	}
 	if got := s.Recent(1 << 40); got.Prompts["d0"].Tokens != 10*RingSize {

@@ -165,9 +165,9 @@ func (r *Request) rawTokenIDs() []byte {
 	return nil
 }
 
-// MostTokenIDs returns an upper bound of the number of token ids that AppendTokenIDs
+// MaxTokenIDs returns an upper bound of the number of token ids that AppendTokenIDs
 // appends. It is exact if the client sent a list of ids.
-func (r *Request) MostTokenIDs() int {
+func (r *Request) MaxTokenIDs() int {
 	raw := r.rawTokenIDs()
 	if len(raw) == 0 {
 		return 0

@@ -12,7 +12,7 @@ import (
 
 // The most that a scan of n bytes may allocate, in bytes: 600 KiB for the top-level members, 7
 // bytes for each byte of a body with many keys, and never more than 5 MiB.
-func mostScan(n int) uint64 { return min(600<<10+7*uint64(n), 5<<20) }
+func maxScan(n int) uint64 { return min(600<<10+7*uint64(n), 5<<20) }
 
 // allocated returns the bytes that f allocates, also those that the collector frees meanwhile.
 func allocated(f func()) uint64 {
@@ -81,8 +81,8 @@ func TestScanMemory(t *testing.T) {
 				text, meter := []byte(body), &meter{most: math.MaxInt64}
 				var r Request
 				r.Memory = meter
-				if got := allocated(func() { _ = ParseRequest(api, text, &r) }); got > mostScan(len(text)) {
-					t.Errorf("%s, %d bytes, %v: %d bytes allocated, want at most %d", name, len(text), api, got, mostScan(len(text)))
+				if got := allocated(func() { _ = ParseRequest(api, text, &r) }); got > maxScan(len(text)) {
+					t.Errorf("%s, %d bytes, %v: %d bytes allocated, want at most %d", name, len(text), api, got, maxScan(len(text)))
 				} else if got > uint64(meter.peak)+300<<10 {
 					t.Errorf("%s, %d bytes, %v: %d bytes allocated, and %d counted", name, len(text), api, got, meter.peak)
 				}
@@ -155,7 +155,7 @@ func TestScanReusesMemory(t *testing.T) {
 	}
 }
 
-// FuzzScanMemory: no body makes the scan allocate more than mostScan, as JSON, as a form, and
+// FuzzScanMemory: no body makes the scan allocate more than maxScan, as JSON, as a form, and
 // as a value of an engine.
 func FuzzScanMemory(f *testing.F) {
 	addSeeds(f)
@@ -170,15 +170,15 @@ func FuzzScanMemory(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for _, api := range []API{Completions, Chat, Generate, EngineRoute} {
 			var r Request
-			if got := allocated(func() { _ = ParseRequest(api, body, &r) }); got > mostScan(len(body)) {
+			if got := allocated(func() { _ = ParseRequest(api, body, &r) }); got > maxScan(len(body)) {
 				t.Fatalf("%v: %d bytes allocated for %d bytes", api, got, len(body))
 			}
 		}
 		var r Request
-		if got := allocated(func() { _ = ReadRequest(Transcriptions, "multipart/form-data; boundary=b", body, &r) }); got > mostScan(len(body)) {
+		if got := allocated(func() { _ = ReadRequest(Transcriptions, "multipart/form-data; boundary=b", body, &r) }); got > maxScan(len(body)) {
 			t.Fatalf("form: %d bytes allocated for %d bytes", got, len(body))
 		}
-		if got := allocated(func() { _, _, _ = Lookup(body, "a", "b") }); got > mostScan(len(body)) {
+		if got := allocated(func() { _, _, _ = Lookup(body, "a", "b") }); got > maxScan(len(body)) {
 			t.Fatalf("Lookup: %d bytes allocated for %d bytes", got, len(body))
 		}
 	})

@@ -53,7 +53,7 @@ func (m *Matcher) tokenIDs(ctx context.Context, p *Prompt, s Source) ([]uint32, 
 // makeRoom makes room for the token ids that the client sent. Memory counts the room
 // before makeRoom allocates it.
 func (p *Prompt) makeRoom(s Source) error {
-	n := s.Request.MostTokenIDs()
+	n := s.Request.MaxTokenIDs()
 	if n <= max(maxKept, cap(p.ids)) {
 		return nil
 	}

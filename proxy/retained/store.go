@@ -32,7 +32,7 @@ type Store interface {
 
 // NewLocal returns the store of a process that serves alone.
 func NewLocal(f Freer) Store {
-	return &local{f, conversation.NewShelf[*KV](fleet.MostTurns, fleet.MostTurnIDs)}
+	return &local{f, conversation.NewShelf[*KV](fleet.MaxTurns, fleet.MaxTurnIDs)}
 }
 
 // NewFleet returns the store of a process of a fleet: the fleet's coordinator holds the

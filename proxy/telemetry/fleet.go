@@ -53,8 +53,8 @@ type remembered struct {
 
 type families map[string]*dto.MetricFamily
 
-// mostKnown bounds the number of processes that are remembered separately.
-const mostKnown = 256
+// maxKnown bounds the number of processes that are remembered separately.
+const maxKnown = 256
 
 // NewFleet returns a Gatherer for the metrics of own and of the processes that ask
 // returns.
@@ -118,7 +118,7 @@ func (f *Fleet) recall(t total, now time.Time) {
 	away := slices.Collect(maps.Keys(f.known))
 	away = slices.DeleteFunc(away, func(key string) bool { return f.known[key].seen.Equal(now) })
 	slices.SortFunc(away, func(a, b string) int { return cmp.Or(f.known[a].seen.Compare(f.known[b].seen), strings.Compare(a, b)) })
-	if more := len(f.known) - mostKnown; more > 0 {
+	if more := len(f.known) - maxKnown; more > 0 {
 		sum := total{}
 		for _, family := range f.past {
 			sum.add(family, "", false)

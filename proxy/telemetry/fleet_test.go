@@ -140,7 +140,7 @@ func TestFleet(t *testing.T) {
 func TestFleetForgets(t *testing.T) {
 	var answers []Process
 	f := NewFleet(newProcess(1, 1), func() []Process { return answers })
-	const lives = mostKnown + 40
+	const lives = maxKnown + 40
 	for n := range lives {
 		p := newProcess(float64(100+n), 1)
 		p.served.WithLabelValues("aggregated").Add(2)
@@ -152,7 +152,7 @@ func TestFleetForgets(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(f.known) > mostKnown {
+	if len(f.known) > maxKnown {
 		t.Errorf("%d processes are remembered", len(f.known))
 	}
 }

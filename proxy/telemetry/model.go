@@ -17,11 +17,11 @@ import (
 const OtherModel = "other"
 
 const (
-	// mostModels bounds the values of the label model. Engines choose the names of their
+	// maxModels bounds the values of the label model. Engines choose the names of their
 	// models, and LoRA adapters are models, too.
-	mostModels = 256
-	// MostModelName bounds the length of the label, in bytes.
-	MostModelName = 256
+	maxModels = 256
+	// MaxModelName bounds the length of the label, in bytes.
+	MaxModelName = 256
 )
 
 // Stage is the present step of a request. The gauges pdproxy_requests_running and
@@ -87,13 +87,13 @@ func (m *Metrics) ModelsServed(served func(name string) bool) {
 
 // Model returns the instruments of a model that the engines serve. The caller must not
 // call it with other names, because a client may choose them: OtherModel is for these.
-// When there are mostModels names, all of which are served, Model returns OtherModel's for new
+// When there are maxModels names, all of which are served, Model returns OtherModel's for new
 // names.
 func (m *Metrics) Model(name string) *Model {
 	if found := (*m.models.byName.Load())[name]; found != nil {
 		return found
 	}
-	if len(name) > MostModelName || !utf8.ValidString(name) || name == "" {
+	if len(name) > MaxModelName || !utf8.ValidString(name) || name == "" {
 		return m.Other
 	}
 	m.models.mu.Lock()
@@ -103,10 +103,10 @@ func (m *Metrics) Model(name string) *Model {
 		return found
 	}
 	next := maps.Clone(old)
-	if len(next) >= mostModels {
+	if len(next) >= maxModels {
 		m.removeModels(next)
 	}
-	if len(next) >= mostModels {
+	if len(next) >= maxModels {
 		return m.Other
 	}
 	made := m.newModel(name)

@@ -24,13 +24,13 @@ func TestModelsAreBounded(t *testing.T) {
 	if m.Model("first") != first {
 		t.Error("a known model lost its instruments")
 	}
-	for _, name := range []string{"", "\xff", strings.Repeat("n", MostModelName+1), "one too many"} {
+	for _, name := range []string{"", "\xff", strings.Repeat("n", MaxModelName+1), "one too many"} {
 		if got := m.Model(name); got != m.Other {
 			t.Errorf("model %.20q has the label %.20q", name, got.Name)
 		}
 	}
-	if n := testutil.CollectAndCount(m.exchanges); n != mostModels {
-		t.Errorf("%d series of exchanges, want %d: a model less first, and other", n, mostModels)
+	if n := testutil.CollectAndCount(m.exchanges); n != maxModels {
+		t.Errorf("%d series of exchanges, want %d: a model less first, and other", n, maxModels)
 	}
 	if _, err := reg.Gather(); err != nil {
 		t.Error(err)
@@ -158,7 +158,7 @@ func TestModelsLeave(t *testing.T) {
 					}
 				}
 			}
-			if len(names) > mostModels+1 {
+			if len(names) > maxModels+1 {
 				t.Errorf("%s has %d models", f.GetName(), len(names))
 			}
 			if names["adapter-0-0"] {

@@ -13,9 +13,9 @@ type bucket struct {
 // each µs, so that all amounts are exact integers.
 const unit = int64(time.Minute / time.Microsecond)
 
-// mostDebt bounds used, as a multiple of the budget: an answer that is longer than its
+// maxDebt bounds used, as a multiple of the budget: an answer that is longer than its
 // reservation makes a debt.
-const mostDebt = 2
+const maxDebt = 2
 
 // smallStep is the largest step back of the clock, in µs, for which the bucket waits until
 // the clock has passed the old time. After a larger step the bucket continues from the new
@@ -28,7 +28,7 @@ func (b *bucket) drain(now, perMinute int64) {
 	switch {
 	case elapsed < 0 && elapsed > -smallStep:
 		return
-	case elapsed >= mostDebt*unit:
+	case elapsed >= maxDebt*unit:
 		b.used = 0
 	case elapsed > 0:
 		b.used = max(0, b.used-elapsed*perMinute)
@@ -48,7 +48,7 @@ func (b *bucket) lacks(n, perMinute int64) int64 {
 // add takes n, or gives -n back.
 func (b *bucket) add(n, perMinute int64) {
 	n = min(max(n, -MaxPerMinute), MaxPerMinute)
-	b.used = min(max(0, b.used+n*unit), mostDebt*perMinute*unit)
+	b.used = min(max(0, b.used+n*unit), maxDebt*perMinute*unit)
 }
 
 // level describes the bucket.

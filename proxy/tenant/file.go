@@ -124,7 +124,7 @@ func lockName(process int) string { return stateName + "-" + strconv.Itoa(proces
 // number takes a number that no living process has. The caller has locked the file, so that
 // no other process takes one meanwhile.
 func (s *stateFile) number() (err error) {
-	for n := range mostProcesses {
+	for n := range maxProcesses {
 		if s.lives(n) {
 			continue
 		}

@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	// MostTenants is the largest number of tenants with limits.
-	MostTenants = 4096
-	// mostProcesses is the largest number of processes that share a file: 64 workers,
+	// MaxTenants is the largest number of tenants with limits.
+	MaxTenants = 4096
+	// maxProcesses is the largest number of processes that share a file: 64 workers,
 	// and the predecessors that still end their requests.
-	mostProcesses = 256
+	maxProcesses = 256
 )
 
 // record is the state of one tenant. All processes of the host may map it. A process changes
@@ -39,11 +39,11 @@ func (p *pair) at() int64 { return max(p.requests.at, p.tokens.at) }
 
 // table is the content of the file after its head.
 type table struct {
-	records [MostTenants]record
+	records [MaxTenants]record
 	// running counts the running requests of a tenant in each process. Only the process
 	// that has the number adds to its counts. Another process sets the counts of a process
 	// that has ended to 0.
-	running [MostTenants][mostProcesses]uint32
+	running [MaxTenants][maxProcesses]uint32
 	changes uint64 // number of the last change of a record
 	epoch   uint64 // of the last coordinator that counted here; 0: none
 }

@@ -299,7 +299,7 @@ func TestMostTenants(t *testing.T) {
 		c.pass(time.Millisecond)
 		one := New(Tenant{Name: fmt.Sprint("t", n), Limits: limits})
 		if n == 3 { // all other records are in use, too
-			for at := 3; at < MostTenants; at++ {
+			for at := 3; at < MaxTenants; at++ {
 				l.table.records[at].key = New(Tenant{Name: fmt.Sprint("other", at)}).key
 				l.table.records[at].pairs[0].requests.at = c.time().UnixMicro()
 			}
@@ -430,7 +430,7 @@ func TestMerge(t *testing.T) {
 		if before := to.Lead(7); before != 4 {
 			t.Errorf("epoch %d before 7, want 4", before)
 		}
-		c.pass(MostAge)
+		c.pass(MaxAge)
 		if states, _ := to.Changes(0); len(states) != 0 {
 			t.Errorf("states of budgets that are whole: %+v", states)
 		}
@@ -447,7 +447,7 @@ func TestNewest(t *testing.T) {
 		n.Add(state(2, 1, 9), state(1, 2, 1), state(1, 1, 5), state(2, 1, 8))
 		time.Sleep(time.Second)
 		old := state(3, 1, 1)
-		old.Age = MostAge - 10*time.Second
+		old.Age = MaxAge - 10*time.Second
 		n.Add(state(1, 2, 2), old)
 		aged := state(2, 1, 9)
 		aged.Age = time.Second
@@ -458,12 +458,12 @@ func TestNewest(t *testing.T) {
 		if got := n.States(); len(got) != 2 || got[0].Age != 10*time.Second {
 			t.Errorf("%+v", got)
 		}
-		for k := range MostTenants + 1 { // a peer that names more tenants than there may be
+		for k := range MaxTenants + 1 { // a peer that names more tenants than there may be
 			s := state(9, 1, 1)
 			s.Key[1], s.Key[2] = byte(k), byte(k>>8)
 			n.Add(s)
 		}
-		if got := n.States(); len(got) != MostTenants {
+		if got := n.States(); len(got) != MaxTenants {
 			t.Errorf("%d states", len(got))
 		}
 	})

@@ -31,10 +31,10 @@ type State struct {
 }
 
 const (
-	// MostUsed is the largest Requests or Tokens of a State.
-	MostUsed = mostDebt * MaxPerMinute * unit
-	// MostAge is the age from which a State is worthless: nothing of it is used any more.
-	MostAge = mostDebt * time.Minute
+	// MaxUsed is the largest Requests or Tokens of a State.
+	MaxUsed = maxDebt * MaxPerMinute * unit
+	// MaxAge is the age from which a State is worthless: nothing of it is used any more.
+	MaxAge = maxDebt * time.Minute
 )
 
 // Lead begins to count for the coordinator of that epoch, and returns the epoch of the
@@ -60,7 +60,7 @@ func (l *Ledger) Changes(since uint64) (states []State, until uint64) {
 	for at := range l.table.records {
 		p := l.pair(at)
 		age := time.Duration(max(0, now-p.at())) * time.Microsecond
-		if p.version.Change > since && age < MostAge && l.table.records[at].key != (Key{}) {
+		if p.version.Change > since && age < MaxAge && l.table.records[at].key != (Key{}) {
 			states = append(states, State{l.table.records[at].key, p.version, p.requests.used, p.tokens.used, age})
 		}
 	}
@@ -130,10 +130,10 @@ func (n *Newest) Add(states ...State) {
 		if s.Version.Compare(n.states[s.Key].Version) <= 0 {
 			continue
 		}
-		if _, known := n.states[s.Key]; !known && len(n.states) >= MostTenants {
+		if _, known := n.states[s.Key]; !known && len(n.states) >= MaxTenants {
 			n.expire()
 		}
-		if len(n.states) < MostTenants {
+		if len(n.states) < MaxTenants {
 			n.states[s.Key] = told{s, time.Now()}
 		}
 	}
@@ -154,7 +154,7 @@ func (n *Newest) States() []State {
 // expire removes what no longer matters.
 func (n *Newest) expire() {
 	for k, t := range n.states {
-		if t.Age+time.Since(t.at) >= MostAge {
+		if t.Age+time.Since(t.at) >= MaxAge {
 			delete(n.states, k)
 		}
 	}

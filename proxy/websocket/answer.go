@@ -11,8 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// mostError bounds the error of an answer that is no stream, in bytes.
-const mostError = 64 << 10
+// maxError bounds the error of an answer that is no stream, in bytes.
+const maxError = 64 << 10
 
 // answer is the http.ResponseWriter of a turn. It sends the events of a stream as messages, and
 // any other answer as an error. The goroutine of the handler uses it.
@@ -42,7 +42,7 @@ func (a *answer) WriteHeader(status int) {
 func (a *answer) Write(p []byte) (int, error) {
 	a.WriteHeader(http.StatusOK)
 	if !a.stream {
-		a.whole = append(a.whole, p[:min(len(p), mostError-len(a.whole))]...)
+		a.whole = append(a.whole, p[:min(len(p), maxError-len(a.whole))]...)
 		return len(p), nil
 	}
 	if err := a.events.feed(p, a.event); err != nil {

@@ -5,8 +5,8 @@ import (
 	"errors"
 )
 
-// mostEvent bounds one event in bytes.
-const mostEvent = 64 << 20
+// maxEvent bounds one event in bytes.
+const maxEvent = 64 << 20
 
 var errLongEvent = errors.New("an event of the engine is too long")
 
@@ -26,7 +26,7 @@ func (e *events) feed(p []byte, send func(name, data []byte) error) error {
 	for len(p) > 0 {
 		line, rest, ends := bytes.Cut(p, []byte("\n"))
 		if p = rest; !ends || len(e.line) > 0 {
-			if len(e.line)+len(line) > mostEvent {
+			if len(e.line)+len(line) > maxEvent {
 				return errLongEvent
 			}
 			e.line = append(e.line, line...)
@@ -70,7 +70,7 @@ func (e *events) read(line []byte, send func(name, data []byte) error) error {
 	case "event":
 		e.name = append(e.name[:0], value...)
 	case "data":
-		if len(e.data)+len(value) > mostEvent {
+		if len(e.data)+len(value) > maxEvent {
 			return errLongEvent
 		}
 		switch {

@@ -74,14 +74,14 @@ func TestLongEvent(t *testing.T) {
 	nothing := func(_, _ []byte) error { return nil }
 	piece := []byte("data: " + strings.Repeat("a", 1<<20) + "\n")
 	var err error
-	for n := 0; err == nil && n < 2*mostEvent; n += len(piece) {
+	for n := 0; err == nil && n < 2*maxEvent; n += len(piece) {
 		err = e.feed(piece, nothing)
 	}
 	if err != errLongEvent {
 		t.Errorf("lines without an end of the event: got %v", err)
 	}
 	e, err = events{}, nil
-	for n := 0; err == nil && n < 2*mostEvent; n += len(piece) {
+	for n := 0; err == nil && n < 2*maxEvent; n += len(piece) {
 		err = e.feed(piece[:len(piece)-1], nothing)
 	}
 	if err != errLongEvent {

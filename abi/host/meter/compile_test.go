@@ -15,10 +15,10 @@ import (
 	"github.com/tetratelabs/wazero/api"
 )
 
-// mostMemory is the bound in bytes of the heap that the compilation of a module takes. It is more
+// maxHeap is the bound in bytes of the heap that the compilation of a module takes. It is more
 // than maxMemory, because the garbage collector runs late. The race detector takes memory of
 // its own, so that the test does not run with it.
-const mostMemory = 400 << 20
+const maxHeap = 400 << 20
 
 // TestCompilationIsBounded compiles each shape at the limit: the largest module that Check accepts.
 func TestCompilationIsBounded(t *testing.T) {
@@ -44,7 +44,7 @@ func TestCompilationIsBounded(t *testing.T) {
 				took = time.Since(began)
 			})
 			t.Logf("n %d, %d bytes: %d MiB, %.1f s", n, size, memory>>20, took.Seconds())
-			if memory > mostMemory {
+			if memory > maxHeap {
 				t.Errorf("the compilation of %d bytes took %d MiB", size, memory>>20)
 			}
 		})

@@ -14,8 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
-// mostStored bounds the responses that an engine stores.
-const mostStored = 1000
+// maxStored bounds the responses that an engine stores.
+const maxStored = 1000
 
 // responseStore holds the responses of vLLM with VLLM_ENABLE_RESPONSES_API_STORE. Source:
 // entrypoints/openai/responses/serving.py.
@@ -33,7 +33,7 @@ func (s *responseStore) put(id string, body json.RawMessage) {
 	if s.bodies == nil {
 		s.bodies, s.cancel = make(map[string]json.RawMessage), make(map[string]context.CancelFunc)
 	}
-	if len(s.bodies) < mostStored && !bytes.Contains(s.bodies[id], []byte(`"cancelled"`)) {
+	if len(s.bodies) < maxStored && !bytes.Contains(s.bodies[id], []byte(`"cancelled"`)) {
 		s.bodies[id] = body
 	}
 }

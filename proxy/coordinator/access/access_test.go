@@ -190,12 +190,12 @@ func TestUnprovenAreBounded(t *testing.T) {
 	g := NewGate(GateOptions{})
 	address := func(nc net.IP) *net.TCPAddr { return &net.TCPAddr{IP: nc, Port: 1} }
 	var entered int
-	for range mostUnprovenOfOne + 5 {
+	for range maxUnprovenOfOne + 5 {
 		if g.enter(addressOf(from{nil, address(net.IPv4(10, 0, 0, 1))})) {
 			entered++
 		}
 	}
-	if entered != mostUnprovenOfOne {
+	if entered != maxUnprovenOfOne {
 		t.Errorf("the gate admits %d connections of one address", entered)
 	}
 	for n := range 1000 { // one host with many addresses of its own
@@ -203,7 +203,7 @@ func TestUnprovenAreBounded(t *testing.T) {
 			entered++
 		}
 	}
-	if entered != 2*mostUnprovenOfOne {
+	if entered != 2*maxUnprovenOfOne {
 		t.Errorf("the gate admits %d connections of two hosts", entered)
 	}
 	for n := range 1000 {
@@ -211,7 +211,7 @@ func TestUnprovenAreBounded(t *testing.T) {
 			entered++
 		}
 	}
-	if entered != mostUnproven {
+	if entered != maxUnproven {
 		t.Errorf("the gate admits %d connections", entered)
 	}
 	if !g.enter(addressOf(from{nil, &net.UnixAddr{Name: "s"}})) {

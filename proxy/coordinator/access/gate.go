@@ -30,14 +30,14 @@ const (
 	// After a logged refusal of an address, further refusals of this address are only
 	// counted for refusalEvery.
 	refusalEvery = 10 * time.Minute
-	// mostUnproven bounds the number of TCP connections from all addresses that are not
-	// authenticated yet. mostUnprovenOfOne bounds the number of such connections from one
+	// maxUnproven bounds the number of TCP connections from all addresses that are not
+	// authenticated yet. maxUnprovenOfOne bounds the number of such connections from one
 	// address. A host has at most 64 workers.
-	mostUnproven           = 512
-	mostUnprovenOfOne      = 128
-	longestError           = 200
-	greeting          byte = 0x00 // first byte of a worker's greeting
-	handshake         byte = 0x16 // first byte of TLS (RFC 8446, section 5.1)
+	maxUnproven           = 512
+	maxUnprovenOfOne      = 128
+	longestError          = 200
+	greeting         byte = 0x00 // first byte of a worker's greeting
+	handshake        byte = 0x16 // first byte of TLS (RFC 8446, section 5.1)
 )
 
 // GateOptions holds the settings of a Gate. Log is required.
@@ -163,7 +163,7 @@ func (g *Gate) enter(from netip.Addr) bool {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.all >= mostUnproven || g.unproven[from] >= mostUnprovenOfOne {
+	if g.all >= maxUnproven || g.unproven[from] >= maxUnprovenOfOne {
 		return false
 	}
 	g.all++

@@ -49,13 +49,13 @@ type Leader struct {
 	ID uint64 `json:"id,string"`
 }
 
-// mostRecord bounds the size of a record.
-const mostRecord = 4 << 10
+// maxRecord bounds the size of a record.
+const maxRecord = 4 << 10
 
 // parse reads a leader's record.
 func parse(value []byte) (Leader, error) {
 	var l Leader
-	if len(value) > mostRecord {
+	if len(value) > maxRecord {
 		return Leader{}, errors.New("read leader's record: it is too long")
 	}
 	if err := json.Unmarshal(value, &l); err != nil {

@@ -16,9 +16,9 @@ type taken struct {
 	reserved int64
 }
 
-// mostGiven bounds the running requests of one worker that count, against a peer that never
+// maxGiven bounds the running requests of one worker that count, against a peer that never
 // ends them.
-const mostGiven = 1 << 20
+const maxGiven = 1 << 20
 
 // budgetCall answers a worker's call for a part of a tenant's budgets.
 func (w *worker) budgetCall(number uint32, payload []byte) error {
@@ -46,7 +46,7 @@ func (w *worker) gave(request uint64) (open, full bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_, open = w.budgets[request]
-	return open, len(w.budgets) >= mostGiven
+	return open, len(w.budgets) >= maxGiven
 }
 
 func (w *worker) give(request uint64, t *tenant.Tenant, reserved int64) {

@@ -45,7 +45,7 @@ const (
 	proofSize = sha256.Size
 	helloSize = len(magic) + 1 + nonceSize
 	saysSize  = 8 + 8 // epoch and process of the coordinator
-	mostSays  = 1 << 10
+	maxSays   = 1 << 10
 
 	roleWorker      = "worker"
 	roleCoordinator = "coordinator"
@@ -217,12 +217,12 @@ func greetWorker(nc net.Conn, begun, token []byte, epoch, process uint64) (who p
 	if _, err := nc.Write(mine); err != nil {
 		return who, err
 	}
-	b := make([]byte, 2, 2+mostSays+proofSize)
+	b := make([]byte, 2, 2+maxSays+proofSize)
 	if _, err := io.ReadFull(nc, b); err != nil {
 		return who, err
 	}
 	length := 2 + int(binary.LittleEndian.Uint16(b))
-	if length > 2+mostSays {
+	if length > 2+maxSays {
 		return who, errMagic
 	}
 	b = b[:length+proofSize]

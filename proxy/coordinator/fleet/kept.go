@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// MostTurns and MostTurnIDs bound the retained turns that are known. 32 MB of token
+	// MaxTurns and MaxTurnIDs bound the retained turns that are known. 32 MB of token
 	// ids are more than the engines hold.
-	MostTurns   = 16 << 10
-	MostTurnIDs = 8 << 20
+	MaxTurns   = 16 << 10
+	MaxTurnIDs = 8 << 20
 )
 
 // RetainedKV is KV that a decode engine retains after a turn, so that prefill can pull it for the

@@ -149,7 +149,7 @@ func TestTurnsOfAFleet(t *testing.T) {
 		w.finds(t, w.client, "c", []uint32{9}, KVFreed, "")
 		f.want(t, "1", "2")
 		w.finds(t, w.client, "c", []uint32{1, 2, 3}, NothingRetained, "")
-		if w.client.PutKV(w.turnOf(t, "", "3", make([]uint32, link.MostFrame/4)...), time.Now()) {
+		if w.client.PutKV(w.turnOf(t, "", "3", make([]uint32, link.MaxFrame/4)...), time.Now()) {
 			t.Error("a turn larger than a frame is kept")
 		}
 		f.want(t, "1", "2")

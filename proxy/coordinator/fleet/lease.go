@@ -80,15 +80,15 @@ func (w *remoteLease) SetOrphanCleanup(cleanup []byte) {
 	w.cleanup = cleanup
 }
 
-// mostEarly limits the clean-ups of a worker that were sent before PrefillDone, in bytes. The worker
+// maxEarly limits the clean-ups of a worker that were sent before PrefillDone, in bytes. The worker
 // sends all of them to a new coordinator at once, and a link ends if too many bytes wait
 // (link.ErrBehind). The limit also bounds the memory of the coordinator.
-const mostEarly = link.MostFrame
+const maxEarly = link.MaxFrame
 
-// RegisterOrphanCleanup sends the clean-up to the coordinator before PrefillDone. Above mostEarly, the
+// RegisterOrphanCleanup sends the clean-up to the coordinator before PrefillDone. Above maxEarly, the
 // lease has no clean-up.
 func (w *remoteLease) RegisterOrphanCleanup(cleanup []byte) {
-	if w.client.early.Add(int64(len(cleanup))) > mostEarly {
+	if w.client.early.Add(int64(len(cleanup))) > maxEarly {
 		w.client.early.Add(-int64(len(cleanup)))
 		return
 	}

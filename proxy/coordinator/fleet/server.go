@@ -92,7 +92,7 @@ func NewServer(o ServerOptions) *Server {
 	if o.Gate == nil {
 		o.Gate = access.NewGate(access.GateOptions{Log: o.Log})
 	}
-	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), disconnected: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[*fleetpb.RetainedKV](MostTurns, MostTurnIDs), links: lograte.Limiter[linkKey]{Every: linkEvery}}
+	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), disconnected: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[*fleetpb.RetainedKV](MaxTurns, MaxTurnIDs), links: lograte.Limiter[linkKey]{Every: linkEvery}}
 	s.asks.New = func() any { return new(heard) }
 	s.publication.followers = make(map[*follower]bool)
 	s.succession.ledger, s.succession.onSettled = o.Budgets, s.budgetsChanged
@@ -287,7 +287,7 @@ func (s *Server) runOrphanCleanups(ctx context.Context, w *worker, orphans [][]b
 func (s *Server) Publish(topic Topic, value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	large := len(value) >= link.MostFrame
+	large := len(value) >= link.MaxFrame
 	if large && !s.large[topic] {
 		s.o.Log.Error("workers keep an old state of the fleet: the new one is too large for a message", "topic", topic, "bytes", len(value))
 	}

@@ -116,7 +116,7 @@ func (c *Client) admin(ctx context.Context, method, path string, body []byte) []
 		c.o.Admin.ServeHTTP(w, r)
 	}
 	out := adminAnswer(w.status, w.header.Get("Content-Type"), w.body.Bytes())
-	if len(out) > link.MostFrame {
+	if len(out) > link.MaxFrame {
 		return adminAnswer(http.StatusInsufficientStorage, "", nil)
 	}
 	return out

@@ -320,7 +320,7 @@ func TestSharesOfIdleWorkers(t *testing.T) {
 // States of budgets are read as they were written; nothing else is accepted.
 func TestPublishedWire(t *testing.T) {
 	p := published{whole: true, epoch: 7, workers: []uint64{1, 1 << 63}, states: []tenant.State{
-		{Key: tenant.Key{1, 15: 2}, Version: tenant.Version{Epoch: 7, Change: maxChange}, Requests: tenant.MostUsed, Tokens: 5, Age: time.Second},
+		{Key: tenant.Key{1, 15: 2}, Version: tenant.Version{Epoch: 7, Change: maxChange}, Requests: tenant.MaxUsed, Tokens: 5, Age: time.Second},
 		{Key: tenant.Key{2}},
 	}}
 	good := p.append(nil)
@@ -331,7 +331,7 @@ func TestPublishedWire(t *testing.T) {
 	if err := new(published).read(good[:len(good)-1]); err == nil {
 		t.Error("an incomplete message is accepted")
 	}
-	if err := new(published).read((&published{states: make([]tenant.State, tenant.MostTenants+1)}).append(nil)); err == nil {
+	if err := new(published).read((&published{states: make([]tenant.State, tenant.MaxTenants+1)}).append(nil)); err == nil {
 		t.Error("more tenants than there may be are accepted")
 	}
 }
@@ -354,7 +354,7 @@ func FuzzPublished(f *testing.F) {
 		if a := ledger.Take(context.Background(), tenant.New(tenant.Tenant{Name: "t", Limits: tenant.Limits{Requests: 1}}), 0); a.Refused != tenant.Admitted {
 			t.Errorf("%+v", a)
 		}
-		if states, _ := ledger.Changes(0); len(states) > tenant.MostTenants {
+		if states, _ := ledger.Changes(0); len(states) > tenant.MaxTenants {
 			t.Errorf("%d states", len(states))
 		}
 	})

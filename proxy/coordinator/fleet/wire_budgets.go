@@ -90,7 +90,7 @@ func putState(s *tenant.State) *fleetpb.BudgetState {
 func getState(m *fleetpb.BudgetState) (s tenant.State) {
 	copy(s.Key[:], m.Key)
 	s.Version = tenant.Version{Epoch: m.Epoch, Change: min(m.Change, maxChange)}
-	s.Requests, s.Tokens = int64(min(m.Requests, uint64(tenant.MostUsed))), int64(min(m.Tokens, uint64(tenant.MostUsed)))
+	s.Requests, s.Tokens = int64(min(m.Requests, uint64(tenant.MaxUsed))), int64(min(m.Tokens, uint64(tenant.MaxUsed)))
 	s.Age = resetOf(m.AgeUs)
 	return s
 }
@@ -105,7 +105,7 @@ func putStates(states []tenant.State) []*fleetpb.BudgetState {
 
 // getStates returns the states of a message.
 func getStates(list []*fleetpb.BudgetState) ([]tenant.State, error) {
-	if len(list) > tenant.MostTenants {
+	if len(list) > tenant.MaxTenants {
 		return nil, link.Garbage("states of budgets")
 	}
 	states := make([]tenant.State, len(list))

@@ -194,7 +194,7 @@ func TestExtremes(t *testing.T) {
 		for _, p := range []peer{{process: 1}, {process: math.MaxUint64, slot: math.MaxInt32, pid: math.MaxInt32, node: strings.Repeat("n", 255), standby: true}} {
 			b := p.append(nil)
 			var got peer
-			if err := got.read(b); err != nil || got != p || len(b) > mostSays {
+			if err := got.read(b); err != nil || got != p || len(b) > maxSays {
 				t.Errorf("%+v reads as %+v: %v", p, got, err)
 			}
 		}

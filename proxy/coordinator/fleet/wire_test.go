@@ -397,7 +397,7 @@ func TestTopics(t *testing.T) {
 		w.server.Publish(TopicLoads, []byte("b"))
 		w.server.Publish(TopicMembership, []byte("c"))
 		expect("published", &heard, "1 a", "2 b", "1 c")
-		w.server.Publish(TopicMembership, make([]byte, link.MostFrame))
+		w.server.Publish(TopicMembership, make([]byte, link.MaxFrame))
 		expect("too large", &heard)
 		if !w.client.Report([]byte("x")) || !w.client.Report([]byte("y")) {
 			t.Error("Report = false with a connection")
@@ -505,7 +505,7 @@ func TestAsk(t *testing.T) {
 		case "/slow":
 			<-r.Context().Done()
 		case "/large":
-			w.Write(make([]byte, link.MostFrame))
+			w.Write(make([]byte, link.MaxFrame))
 		}
 	})
 	bubble(t, "admin", func(_ *ServerOptions, co *ClientOptions) { co.Admin = admin }, func(t *testing.T, w *wired) {
@@ -744,7 +744,7 @@ func TestOrphansWhilePrefillComputes(t *testing.T) {
 // with all of them, and registers again when the earlier ones have ended.
 func TestOrphansWhilePrefillComputesAreBounded(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		const each = mostEarly / 8
+		const each = maxEarly / 8
 		var open []*coordinator.Lease
 		register := func() {
 			for range 10 {
@@ -773,8 +773,8 @@ func TestOrphansWhilePrefillComputesAreBounded(t *testing.T) {
 		} {
 			register()
 			for _, when := range []string{"registered", "reconnected"} {
-				if n := owed(); n != mostEarly || !w.client.Connected() {
-					t.Errorf("round %d, %s: the coordinator has %d bytes, want %d", round, when, n, mostEarly)
+				if n := owed(); n != maxEarly || !w.client.Connected() {
+					t.Errorf("round %d, %s: the coordinator has %d bytes, want %d", round, when, n, maxEarly)
 				}
 				w.client.Redial()
 				later(time.Second)

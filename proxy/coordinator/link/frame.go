@@ -45,7 +45,7 @@ func parse(b []byte) (f frame, size int, err error) {
 	length := binary.LittleEndian.Uint32(b)
 	f = frame{class: class(b[4]), kind: b[5], number: binary.LittleEndian.Uint32(b[6:])}
 	switch {
-	case length < headRest || length > headRest+MostFrame:
+	case length < headRest || length > headRest+MaxFrame:
 		return frame{}, 0, Garbage("length of a frame")
 	case f.class > bye:
 		return frame{}, 0, Garbage("class of a frame")

@@ -39,12 +39,12 @@ const (
 	Linger = 2 * time.Millisecond
 	// restful is the number of checks without work after which tend stops the checks.
 	restful = 50
-	// MostFrame is the largest payload of a frame.
-	MostFrame = 16 << 20
-	// mostWaiting bounds the bytes that wait to be written.
-	mostWaiting = 2 * MostFrame
-	// mostRounds bounds how often in a row one sender writes frames of other senders.
-	mostRounds = 4
+	// MaxFrame is the largest payload of a frame.
+	MaxFrame = 16 << 20
+	// maxWaiting bounds the bytes that wait to be written.
+	maxWaiting = 2 * MaxFrame
+	// maxRounds bounds how often in a row one sender writes frames of other senders.
+	maxRounds = 4
 	// usualBuffer is the usual size of a read.
 	usualBuffer = 64 << 10
 	// keptBuffer is the largest buffer, in bytes, that the connection reuses for later
@@ -240,7 +240,7 @@ func (c *Conn) Flush() {
 // limit). The connection drops an answer that arrives later. The end of ctx takes effect
 // within Linger.
 func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit time.Duration) ([]byte, error) {
-	if len(payload) > MostFrame {
+	if len(payload) > MaxFrame {
 		return dst, ErrSize
 	}
 	p := c.pool.Get().(*pending)
@@ -260,7 +260,7 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 		c.look()
 	}
 	c.out = appendFrame(c.out, call, kind, number, payload)
-	behind := len(c.out) > mostWaiting
+	behind := len(c.out) > maxWaiting
 	c.flushSoon()
 	if behind {
 		c.Close(ErrBehind) // Close ends p with an error

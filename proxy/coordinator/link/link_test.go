@@ -139,7 +139,7 @@ func TestLargeFrames(t *testing.T) { overBoth(t, testLargeFrames) }
 func testLargeFrames(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	x, y := sockets(t)
 	a, _ := start(t, x, nil), start(t, y, nil)
-	largest := MostFrame - 3
+	largest := MaxFrame - 3
 	if raceEnabled { // with the race detector 16 MiB of TLS take seconds on a busy machine
 		largest = 4 << 20
 	}
@@ -150,10 +150,10 @@ func testLargeFrames(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 			t.Fatalf("%d bytes: answer of %d bytes, %v", n, len(got), err)
 		}
 	}
-	if _, err := a.conn.Call(t.Context(), 1, make([]byte, MostFrame+1), nil, 0); !errors.Is(err, ErrSize) {
+	if _, err := a.conn.Call(t.Context(), 1, make([]byte, MaxFrame+1), nil, 0); !errors.Is(err, ErrSize) {
 		t.Error(err)
 	}
-	if err := a.conn.Send(1, make([]byte, MostFrame+1), true); !errors.Is(err, ErrSize) {
+	if err := a.conn.Send(1, make([]byte, MaxFrame+1), true); !errors.Is(err, ErrSize) {
 		t.Error(err)
 	}
 }
@@ -306,7 +306,7 @@ func testNobodyWaitsForAReader(t *testing.T, sockets func(testing.TB) (a, b net.
 	payload := make([]byte, 1<<20)
 	var err error
 	for n := 0; err == nil; n++ {
-		if n > 2*mostWaiting>>20 {
+		if n > 2*maxWaiting>>20 {
 			t.Fatal("the waiting frames are not bounded")
 		}
 		err = a.conn.Send(1, payload, true)
@@ -535,7 +535,7 @@ func testGarbage(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	for name, b := range map[string][]byte{
 		"text":           []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
 		"length 0":       head(0, message),
-		"length too big": head(MostFrame+headRest+1, message),
+		"length too big": head(MaxFrame+headRest+1, message),
 		"class":          head(headRest, bye+1),
 		"talking beat":   appendFrame(nil, beat, 0, 0, []byte("x")),
 	} {

@@ -8,7 +8,7 @@ import (
 )
 
 func (c *Conn) put(what class, kind uint8, number uint32, payload []byte, urgent bool) error {
-	if len(payload) > MostFrame {
+	if len(payload) > MaxFrame {
 		return ErrSize
 	}
 	c.mu.Lock()
@@ -18,7 +18,7 @@ func (c *Conn) put(what class, kind uint8, number uint32, payload []byte, urgent
 	}
 	c.out = appendFrame(c.out, what, kind, number, payload)
 	switch {
-	case len(c.out) > mostWaiting:
+	case len(c.out) > maxWaiting:
 		c.mu.Unlock()
 		c.Close(ErrBehind)
 		return ErrBehind
@@ -55,7 +55,7 @@ func (c *Conn) flush() {
 	}
 	c.writing, c.wrote = true, true
 	for round := 0; len(c.out) > 0; round++ {
-		left := c.raw == nil || round == mostRounds
+		left := c.raw == nil || round == maxRounds
 		if !left {
 			c.take()
 			c.mu.Unlock()

@@ -28,14 +28,14 @@ const (
 	// most is the largest number of conversations in an answer. The table's Record waits
 	// while an answer is made.
 	most = 1000
-	// MostAnswer is the largest answer in bytes.
-	MostAnswer = 1 << 20
+	// MaxAnswer is the largest answer in bytes.
+	MaxAnswer = 1 << 20
 	// every is the time between two questions of a standby that is up to date.
 	every = 100 * time.Millisecond
 	// again is the pause after a failed request to the leader.
 	again = 500 * time.Millisecond
-	// mostNames bounds the names of instances that a standby stores.
-	mostNames = 1 << 16
+	// maxNames bounds the names of instances that a standby stores.
+	maxNames = 1 << 16
 )
 
 // Source answers standbys from a table. Safe for concurrent use.
@@ -119,7 +119,7 @@ func (c *Copy) Lead(number func(name string) uint32) {
 
 // number returns the number of a name; 0: no name, or too many names.
 func (c *Copy) number(name string) uint32 {
-	if n := c.numbers[name]; n != 0 || name == "" || len(c.names) == mostNames {
+	if n := c.numbers[name]; n != 0 || name == "" || len(c.names) == maxNames {
 		return n
 	}
 	c.names = append(c.names, name)

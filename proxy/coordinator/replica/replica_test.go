@@ -45,7 +45,7 @@ func pull(t *testing.T, c *Copy, s *Source) {
 	t.Helper()
 	for {
 		answer, rest, err := s.Answer(nil, c.Question(nil))
-		if err != nil || len(answer) > MostAnswer {
+		if err != nil || len(answer) > MaxAnswer {
 			t.Fatal(len(answer), err)
 		}
 		more, err := c.Take(answer)

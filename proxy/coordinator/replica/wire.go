@@ -98,7 +98,7 @@ func readEntry(m *fleetpb.Home, numbers []uint32) (e conversation.Entry, ok bool
 	}
 	e = conversation.Entry{
 		Hash: m.Hash, Block: m.Block, Mark: m.Mark, Key: conversation.Key(m.Key), LastUse: m.LastUse,
-		Turn: m.Turn, Branches: uint8(min(m.Branches, conversation.MostBranches)), Spent: m.Spent, ByID: m.ById,
+		Turn: m.Turn, Branches: uint8(min(m.Branches, conversation.MaxBranches)), Spent: m.Spent, ByID: m.ById,
 	}
 	if n := numbers[m.Prefill]; n != 0 {
 		e.Prefill = conversation.Target{Instance: n, Rank: m.PrefillRank}

@@ -17,12 +17,12 @@ import (
 const maxRecord = 64 << 10
 
 // Limits of the log of refused records. refusalEvery is the time in which one key causes one
-// line; in this time at most refusedKeys keys do. mostLogged bounds a text from a record, in
+// line; in this time at most refusedKeys keys do. maxLogged bounds a text from a record, in
 // bytes.
 const (
 	refusalEvery = time.Minute
 	refusedKeys  = 100
-	mostLogged   = 300
+	maxLogged    = 300
 )
 
 // newRefusals returns the limits of the log of refused engines and records, by name or key.
@@ -106,8 +106,8 @@ func (b *book) refuse(key string, err error) {
 
 // excerpt shortens a text that the writer of a record chooses, for the log.
 func excerpt(text string) string {
-	if len(text) > mostLogged {
-		return text[:mostLogged] + "..."
+	if len(text) > maxLogged {
+		return text[:maxLogged] + "..."
 	}
 	return text
 }

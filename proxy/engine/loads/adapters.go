@@ -34,14 +34,14 @@ func (n *newestAdapters) add(s *sample) {
 	}
 }
 
-// mostNames bounds the length in bytes of a list of adapters that is used. Each placement of a
+// maxNames bounds the length in bytes of a list of adapters that is used. Each placement of a
 // request with an adapter searches the lists of its candidates.
-const mostNames = 16 << 10
+const maxNames = 16 << 10
 
 // adapters returns the adapters in the newest sample, the zero value if they are not known or
 // their lists are too long.
 func (n *newestAdapters) adapters() load.Adapters {
-	if n.at > latest || n.labels.most == 0 || max(len(n.labels.running), len(n.labels.waiting)) > mostNames {
+	if n.at > latest || n.labels.most == 0 || max(len(n.labels.running), len(n.labels.waiting)) > maxNames {
 		return load.Adapters{}
 	}
 	return load.NewAdapters(string(n.labels.running), string(n.labels.waiting), int32(n.labels.most))

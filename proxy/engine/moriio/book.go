@@ -19,11 +19,11 @@ import (
 const maxEngines = 4096
 
 // Limits of the log of refused registrations. refusalEvery is the time in which one reason causes
-// one line; in this time at most refusedTexts reasons do. mostLogged bounds a reason, in bytes.
+// one line; in this time at most refusedTexts reasons do. maxLogged bounds a reason, in bytes.
 const (
 	refusalEvery = 10 * time.Minute
 	refusedTexts = 100
-	mostLogged   = 300
+	maxLogged    = 300
 )
 
 // book holds the registered engines. One goroutine owns it.
@@ -134,8 +134,8 @@ func isOwn(e config.Engine, from string) bool {
 // registrations repeat every few seconds. Peers determine the texts.
 func (b *book) refuse(err error) {
 	text := err.Error()
-	if len(text) > mostLogged {
-		text = text[:mostLogged] + "..."
+	if len(text) > maxLogged {
+		text = text[:maxLogged] + "..."
 	}
 	if b.refused.Allow(text) {
 		b.log.Warn("a registration was refused", "error", text)

@@ -179,15 +179,15 @@ type Key struct {
 	Role  abi.Role
 }
 
-// mostModels bounds the models of Roles: an engine chooses the names of its models.
-const mostModels = 256
+// maxModels bounds the models of Roles: an engine chooses the names of its models.
+const maxModels = 256
 
 // Roles returns the loads of all roles that engines of a model have or had. An engine counts
 // for each of its models, and a LoRA adapter is a model.
 func Roles(s *engine.Snapshot, now time.Time) map[Key]*Load {
 	all := make(map[Key]*Load)
 	models := s.Known()
-	for _, model := range models[:min(len(models), mostModels)] {
+	for _, model := range models[:min(len(models), maxModels)] {
 		if !utf8.ValidString(model) {
 			continue // no Prometheus label may have such a value
 		}

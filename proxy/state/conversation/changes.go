@@ -90,7 +90,7 @@ func (t *Table) take(from *Entry) {
 	}
 	e := &t.entries[n]
 	e.key, e.last, e.prefill, e.decode = from.Key, from.LastUse, from.Prefill, from.Decode
-	e.turn, e.branches = from.Turn, min(from.Branches, MostBranches)
+	e.turn, e.branches = from.Turn, min(from.Branches, MaxBranches)
 }
 
 // Renumber replaces the numbers of all homes' instances; 0 removes a home.

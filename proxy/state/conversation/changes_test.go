@@ -72,7 +72,7 @@ func TestTakeOverOwn(t *testing.T) {
 	if turn := to.Look(second); turn.Number != 2 || turn.Prefill != at(3) {
 		t.Errorf("an entry that the other table does not know was lost: %+v", turn)
 	}
-	if n := to.find(uint64(first.Chain[len(first.Chain)-1]), false); to.entries[n].list != live || to.entries[n].prefill != at(1) || to.entries[n].branches != MostBranches {
+	if n := to.find(uint64(first.Chain[len(first.Chain)-1]), false); to.entries[n].list != live || to.entries[n].prefill != at(1) || to.entries[n].branches != MaxBranches {
 		t.Errorf("got %+v, want the entry of the other table", to.entries[n])
 	}
 	checkIndexes(t, to)

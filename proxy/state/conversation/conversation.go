@@ -33,7 +33,7 @@
 //     first turns of many clients. So the table does not store a prompt of fewer
 //     than [LeastBlocks] blocks that comes without ends. A caller that sees that a
 //     request contains no answer yet sets [Query.First]; then the request inherits
-//     nothing. A prompt that was continued in [MostBranches] ways identifies no
+//     nothing. A prompt that was continued in [MaxBranches] ways identifies no
 //     further conversations.
 //   - A repeated prompt is not the next turn. It has the number of the turn that it
 //     repeats. A repeated first turn has no home either, because many clients may
@@ -72,9 +72,9 @@ const (
 	// LeastBlocks is the number of complete blocks that a prompt must have to be
 	// remembered.
 	LeastBlocks = 2
-	// MostBranches bounds the continuations of one prompt that count as its conversation.
+	// MaxBranches bounds the continuations of one prompt that count as its conversation.
 	// In Mooncake's trace of a chat service, one of 2,888 continued prompts has more.
-	MostBranches = 4
+	MaxBranches = 4
 )
 
 // Key identifies a conversation; 0: none. It is the hash of the client's id (odd) or of
@@ -250,7 +250,7 @@ func (t *Table) lookPrompt(q Query) Turn {
 	}
 	e := &t.entries[n]
 	turn.parent, turn.continues = e.hash, true
-	if e.branches < MostBranches {
+	if e.branches < MaxBranches {
 		turn.Key, turn.Number = e.key, e.turn+1
 		turn.inherit(e)
 	}

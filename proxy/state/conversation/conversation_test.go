@@ -191,7 +191,7 @@ func TestBranches(t *testing.T) {
 	table := New(100)
 	first := system + "Tell me a joke."
 	root := serve(table, prompt(first), at(1), at(2))
-	for i := range MostBranches {
+	for i := range MaxBranches {
 		answer := fmt.Sprintf("%s Joke number %d. Another?", first, i)
 		got := serve(table, prompt(answer), at(uint32(10+i)), at(2))
 		if got.Key != root.Key || got.Number != 2 || got.Prefill != at(1) {
@@ -228,7 +228,7 @@ func TestSharedPromptAlone(t *testing.T) {
 				homes++
 			}
 		}
-		if want := map[bool]int{false: MostBranches, true: 0}[first]; homes != want {
+		if want := map[bool]int{false: MaxBranches, true: 0}[first]; homes != want {
 			t.Errorf("First %v: %d of 96 first turns were given a home, want %d", first, homes, want)
 		}
 	}
@@ -290,7 +290,7 @@ func TestValues(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	set("a", strings.Repeat("x", MostValue))
+	set("a", strings.Repeat("x", MaxValue))
 	set("a", "1")
 	set("b", "")
 	if a, b, c := get("a"), get("b"), get("c"); a != "+1" || b != "+" || c != "none" {
@@ -301,8 +301,8 @@ func TestValues(t *testing.T) {
 	if a, b, c := get("a"), get("b"), get("c"); a != "+1" || b != "none" || c != "+3" {
 		t.Errorf("%s %s %s", a, b, c)
 	}
-	if err := table.SetValue("a", make([]byte, MostValue+1)); err != ErrValueSize || get("a") != "+1" {
-		t.Errorf(`table.SetValue("a", make([]byte, MostValue+1)) = %v, %s`, err, get("a"))
+	if err := table.SetValue("a", make([]byte, MaxValue+1)); err != ErrValueSize || get("a") != "+1" {
+		t.Errorf(`table.SetValue("a", make([]byte, MaxValue+1)) = %v, %s`, err, get("a"))
 	}
 }
 

@@ -124,7 +124,7 @@ func TestEndsAgainstText(t *testing.T) {
 						parent = earlier[text[:end]]
 					}
 				}
-				if parent != nil && parent.branches < MostBranches {
+				if parent != nil && parent.branches < MaxBranches {
 					want = parent.number + 1
 				}
 				if parent != nil {

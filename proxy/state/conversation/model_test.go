@@ -62,13 +62,13 @@ func (m *model) serve(q Query, prefill, decode Target, turn Turn) (want Turn) {
 		want.Key = same.key
 	case q.ID == "" && !q.First:
 		parent = m.longest(blocks)
-		if parent != nil && parent.branches < MostBranches {
+		if parent != nil && parent.branches < MaxBranches {
 			want = Turn{Key: parent.key, Number: parent.turn + 1, Prefill: parent.prefill, Decode: parent.decode}
 		}
 	}
 	if same == nil {
 		if parent != nil {
-			parent.branches = min(parent.branches+1, MostBranches)
+			parent.branches = min(parent.branches+1, MaxBranches)
 			m.live, m.spent = without(m.live, parent), append(without(m.spent, parent), parent)
 			m.spent = m.spent[max(0, len(m.spent)-m.capacity):]
 		}

@@ -15,7 +15,7 @@ type entry struct {
 	change          uint64 // number of the last change, as Changes counts them
 	prefill, decode Target
 	turn            int32
-	branches        uint8 // number of prompts that continued it, up to MostBranches
+	branches        uint8 // number of prompts that continued it, up to MaxBranches
 	list            uint8
 	byID            bool
 	first           bool // the entry is in the table's index of blocks
@@ -66,7 +66,7 @@ func (t *Table) branch(parent uint64) {
 		return // the entry was dropped in the meantime
 	}
 	p := &t.entries[n]
-	p.branches = min(p.branches+1, MostBranches)
+	p.branches = min(p.branches+1, MaxBranches)
 	if p.list == spent {
 		t.touch(n)
 		return

@@ -12,8 +12,8 @@ import (
 // such a list. Each value is returned once. All ids are compared, so a match is certain.
 // Safe for concurrent use.
 type Shelf[V any] struct {
-	most, mostIDs int
-	count         atomic.Int64 // of values, read without the lock
+	most, maxIDs int
+	count        atomic.Int64 // of values, read without the lock
 
 	mu      sync.Mutex
 	byHash  map[uint64][]*onShelf[V] // guarded by mu, as all that follows
@@ -47,7 +47,7 @@ type shelfLength struct{ length, count int }
 // NewShelf returns a shelf for that many values and that many ids in total, of 4 bytes
 // each.
 func NewShelf[V any](values, ids int) *Shelf[V] {
-	return &Shelf[V]{most: values, mostIDs: ids, byHash: make(map[uint64][]*onShelf[V]), byName: make(map[string]*onShelf[V])}
+	return &Shelf[V]{most: values, maxIDs: ids, byHash: make(map[uint64][]*onShelf[V]), byName: make(map[string]*onShelf[V])}
 }
 
 // Empty reports whether there are no values, without a lock.
@@ -58,7 +58,7 @@ func (s *Shelf[V]) Empty() bool { return s.count.Load() == 0 }
 func (s *Shelf[V]) Put(o OnShelf[V], now time.Time) (out []V) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(o.IDs) > s.mostIDs {
+	if len(o.IDs) > s.maxIDs {
 		return []V{o.Value}
 	}
 	drop := func(old *onShelf[V]) {
@@ -72,7 +72,7 @@ func (s *Shelf[V]) Put(o OnShelf[V], now time.Time) (out []V) {
 	}
 	for first := s.order.Front(); first != nil; first = s.order.Front() {
 		old := first.Value.(*onShelf[V])
-		if s.order.Len() < s.most && s.ids+len(o.IDs) <= s.mostIDs && now.Before(old.Expires) {
+		if s.order.Len() < s.most && s.ids+len(o.IDs) <= s.maxIDs && now.Before(old.Expires) {
 			break
 		}
 		drop(old)

@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	// MostValue is the largest value in bytes.
-	MostValue = 64
+	// MaxValue is the largest value in bytes.
+	MaxValue = 64
 	// BytesPerValue is the approximate memory of one value.
 	BytesPerValue = 128
 )
 
-// ErrValueSize reports that a value is longer than MostValue.
+// ErrValueSize reports that a value is longer than MaxValue.
 var ErrValueSize = errors.New("conversation: value of more than 64 bytes")
 
 // values has the values that policies store, by any key.
@@ -29,7 +29,7 @@ type values struct {
 type value struct {
 	hash uint64
 	size uint8
-	data [MostValue]byte
+	data [MaxValue]byte
 }
 
 func newValues(capacity int) values {
@@ -58,7 +58,7 @@ func (t *Table) Value(dst []byte, key string) (value []byte, ok bool) {
 // SetValue stores a copy of a value, which may be empty, under a key. It replaces the
 // value that was there. The error is ErrValueSize.
 func (t *Table) SetValue(key string, data []byte) error {
-	if len(data) > MostValue {
+	if len(data) > MaxValue {
 		return ErrValueSize
 	}
 	v := &t.values

@@ -111,7 +111,7 @@ const (
 	trust    = 8         // samples without delay that each class begins with
 	fading   = 1 - 1.0/512
 
-	mostError = 4 // largest error of one prediction, as a share of it, that counts in the mean
+	maxError = 4 // largest error of one prediction, as a share of it, that counts in the mean
 )
 
 // delay learns how much longer prompts take because later prompts join their last step.
@@ -157,7 +157,7 @@ func (d *delay) learn(x *expected, took float64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.count = min(d.count+1, errorMemory)
-	d.errs += (min(math.Abs(took-x.said)/x.said, mostError) - d.errs) / float64(d.count)
+	d.errs += (min(math.Abs(took-x.said)/x.said, maxError) - d.errs) / float64(d.count)
 	d.share.Store(math.Float64bits(d.errs))
 	r := &d.ratios[x.class]
 	if !d.begun[x.class] {

@@ -27,12 +27,12 @@ type Prompt struct {
 	Cached int64 // of these, leading tokens whose KV the target holds
 }
 
-// mostTokens bounds the tokens of a prompt, so that no number makes a plan of endless steps.
-const mostTokens = 1 << 24
+// maxTokens bounds the tokens of a prompt, so that no number makes a plan of endless steps.
+const maxTokens = 1 << 24
 
 // span returns the first token to compute, and their number.
 func (p Prompt) span() (from, tokens int64) {
-	all := min(max(p.Tokens, 0), mostTokens)
+	all := min(max(p.Tokens, 0), maxTokens)
 	from = min(max(p.Cached, 0), max(all-1, 0))
 	return from, all - from
 }
