@@ -127,7 +127,7 @@ func (w panickingWriter) Write(p []byte) (int, error) {
 // panickingCoordinator panics when it is asked for another decode engine.
 type panickingCoordinator struct{ coordinator.Coordinator }
 
-func (c panickingCoordinator) Place(ctx context.Context, ask *coordinator.Ask) (*coordinator.Placement, error) {
+func (c panickingCoordinator) Place(ctx context.Context, ask *coordinator.PlacementRequest) (*coordinator.Placement, error) {
 	if !ask.Prefill.IsZero() {
 		panic("faulty")
 	}

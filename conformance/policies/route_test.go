@@ -168,13 +168,13 @@ func benchRoute(b *testing.B, place string, blocks func(k, rank int) int) {
 			}
 		}
 	}
-	ask := &coordinator.Ask{Model: "m"}
+	ask := &coordinator.PlacementRequest{Model: "m"}
 	b.ReportAllocs()
 	for k := 0; b.Loop(); k++ {
 		tokens := prompts[k%len(prompts)]
 		var cut coordinator.Cut
 		r.Cut(&cut, "m")
-		*ask = coordinator.Ask{Model: "m", Request: abi.RequestFacts{PromptTokens: int64(len(tokens)), MaxTokens: 100, N: 1}}
+		*ask = coordinator.PlacementRequest{Model: "m", Request: abi.RequestFacts{PromptTokens: int64(len(tokens)), MaxTokens: 100, N: 1}}
 		for _, form := range cut.Forms {
 			if !form.Text {
 				chain = kvindex.AppendTokens(chain[:0], seed, tokens, form.Block)

@@ -34,7 +34,7 @@ type Env struct {
 	Request *openai.Request
 	Fields  []upstream.Field // the client's header lines, which every leg carries
 	Models  []string         // that may serve the request, the best first; nil: only that of Request
-	Ask     *coordinator.Ask
+	Ask     *coordinator.PlacementRequest
 	Prompt  *prompt.Prompt
 	Route   *sidecar.Route
 	Journal *journal.Journal

@@ -33,7 +33,7 @@ func TestAdapters(t *testing.T) {
 	}})
 	check := func(model string, want map[string]abi.AdapterState) {
 		t.Helper()
-		a := placetest.NewAsk()
+		a := placetest.NewPlacementRequest()
 		a.Model = model
 		w.Must(t, a).Lease.Release()
 		if len(seen) != len(want) {

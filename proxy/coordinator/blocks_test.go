@@ -23,8 +23,8 @@ import (
 func (w *world) knowing(needs abi.Needs) { w.SetDecider(placetest.Stub{Wants: needs}) }
 
 // asking returns a request with this text.
-func asking(text string) *coordinator.Ask {
-	a := placetest.NewAsk()
+func asking(text string) *coordinator.PlacementRequest {
+	a := placetest.NewPlacementRequest()
 	blocks := kvindex.AppendText(nil, kvindex.Seed("m", "", ""), []byte(text), coordinator.TextForm.Block)
 	a.Key.Chains = []coordinator.Chain{{Form: coordinator.TextForm, Blocks: blocks}}
 	a.Key.Conversation.Chain = blocks
@@ -123,13 +123,13 @@ func TestConversationsComeHome(t *testing.T) {
 	w := newWorld(t, "pa prefill", "pb prefill", "da decode", "db decode")
 	for _, tt := range []struct {
 		name  string
-		turns [3]func() *coordinator.Ask
+		turns [3]func() *coordinator.PlacementRequest
 	}{
-		{"by the client's id", [3]func() *coordinator.Ask{named("s-1"), named("s-1"), named("s-1")}},
-		{"by the prompts", [3]func() *coordinator.Ask{
-			func() *coordinator.Ask { return asking(blocks("x", 3)) },
-			func() *coordinator.Ask { return asking(blocks("x", 3) + blocks("y", 2)) },
-			func() *coordinator.Ask { return asking(blocks("x", 3) + blocks("y", 2) + blocks("z", 1)) },
+		{"by the client's id", [3]func() *coordinator.PlacementRequest{named("s-1"), named("s-1"), named("s-1")}},
+		{"by the prompts", [3]func() *coordinator.PlacementRequest{
+			func() *coordinator.PlacementRequest { return asking(blocks("x", 3)) },
+			func() *coordinator.PlacementRequest { return asking(blocks("x", 3) + blocks("y", 2)) },
+			func() *coordinator.PlacementRequest { return asking(blocks("x", 3) + blocks("y", 2) + blocks("z", 1)) },
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -169,9 +169,9 @@ func TestConversationsComeHome(t *testing.T) {
 	w.Idle(t)
 }
 
-func named(id string) func() *coordinator.Ask {
-	return func() *coordinator.Ask {
-		a := placetest.NewAsk()
+func named(id string) func() *coordinator.PlacementRequest {
+	return func() *coordinator.PlacementRequest {
+		a := placetest.NewPlacementRequest()
 		a.Key.Conversation = conversation.Query{ID: id}
 		return a
 	}
@@ -330,7 +330,7 @@ func TestFirstTurnsAreCountedApart(t *testing.T) {
 func TestSharedBeginnings(t *testing.T) {
 	w := newWorld(t, "b both")
 	w.knowing(abi.NeedBlocks | abi.NeedConversation)
-	place := func(a *coordinator.Ask, want uint32) {
+	place := func(a *coordinator.PlacementRequest, want uint32) {
 		t.Helper()
 		p := w.Must(t, a)
 		if got := p.Facts.Request.Shared; got != want {
@@ -341,7 +341,7 @@ func TestSharedBeginnings(t *testing.T) {
 		w.Arrived()
 	}
 	system := blocks("s", 4)
-	of := func(letter string) *coordinator.Ask { return asking(system + blocks(letter, 2)) }
+	of := func(letter string) *coordinator.PlacementRequest { return asking(system + blocks(letter, 2)) }
 	place(of("a"), 0) // no target holds a part of it
 	place(of("b"), 0) // a is not counted, because it computed the beginning
 	place(of("c"), 1)

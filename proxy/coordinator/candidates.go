@@ -42,7 +42,7 @@ type table struct {
 }
 
 // reset empties the table for a placement of a in p with these needs.
-func (t *table) reset(p *engine.Pool, a *Ask, needs abi.Needs, now time.Time) {
+func (t *table) reset(p *engine.Pool, a *PlacementRequest, needs abi.Needs, now time.Time) {
 	t.needs, t.turn, t.adapter, t.trials = needs, conversation.Turn{}, p.Adapter, false
 	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0], Details: t.place.Details[:0], Predictions: t.place.Predictions[:0]}
 	t.place.Request.Model = p.Model
@@ -56,7 +56,7 @@ func (t *table) reset(p *engine.Pool, a *Ask, needs abi.Needs, now time.Time) {
 }
 
 // add appends the target of r with its load and the given roles.
-func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
+func (t *table) add(r *engine.Row, roles abi.Role, a *PlacementRequest, now time.Time) {
 	c, f := r.Facts, fit
 	c.Roles = roles
 	if t.needs&abi.NeedDetails != 0 {
@@ -147,7 +147,7 @@ func (t *table) truncate(n int) {
 
 // fillAggregated lists the targets for one leg: those of role both, and those of a phase
 // in a.Aggregate.
-func (t *table) fillAggregated(p *engine.Pool, a *Ask, now time.Time) {
+func (t *table) fillAggregated(p *engine.Pool, a *PlacementRequest, now time.Time) {
 	t.place.Flow = abi.FlowAggregated
 	rows := p.Both
 	if a.Aggregate != 0 {
@@ -165,7 +165,7 @@ func (t *table) fillAggregated(p *engine.Pool, a *Ask, now time.Time) {
 }
 
 // fillPhase lists the targets that can take one phase of two legs.
-func (t *table) fillPhase(p *engine.Pool, a *Ask, phase abi.Phase, now time.Time) {
+func (t *table) fillPhase(p *engine.Pool, a *PlacementRequest, phase abi.Phase, now time.Time) {
 	t.place.Flow = abi.FlowAggregated
 	role, within := abi.RolePrefill, a.Within.Prefill
 	if phase == abi.Decode {
@@ -198,7 +198,7 @@ func (t *table) keepFit(best uint8) {
 
 // keepSame removes all rows except those of a.Same, if its targets are in the table and
 // the number of legs is equal.
-func (t *table) keepSame(a *Ask) {
+func (t *table) keepSame(a *PlacementRequest) {
 	one := t.place.Flow == abi.FlowAggregated
 	if t.place.Fixed >= 0 || one != a.Same.Prefill.IsZero() {
 		return
@@ -261,7 +261,7 @@ func (t *table) row(target engine.Target, phases abi.Role) int32 {
 
 // fillFixed lists the kept prefill target as row 0, and the decode targets of its group.
 // False: the prefill target has left, or there is no decode target for it.
-func (t *table) fillFixed(p *engine.Pool, a *Ask, now time.Time) bool {
+func (t *table) fillFixed(p *engine.Pool, a *PlacementRequest, now time.Time) bool {
 	group, ok := p.Group(a.Prefill)
 	if !ok {
 		return false
@@ -299,7 +299,7 @@ func (t *table) fillFixed(p *engine.Pool, a *Ask, now time.Time) bool {
 // abi.PlaceFacts. A target with an open circuit is no decode: prefill would hold blocks
 // that no decode reads and that cannot be freed. If there is no row, ok is false, and
 // missing is the phase without a target.
-func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) (missing abi.Phase, ok bool) {
+func (t *table) fillPairs(p *engine.Pool, a *PlacementRequest, now time.Time) (missing abi.Phase, ok bool) {
 	best, start, noDecode := worst+1, 0, false
 	limited := a.Within.Prefill != nil || a.Within.Decode != nil
 	for _, end := range p.Groups {
@@ -369,7 +369,7 @@ func lacks(pool *engine.Pool) abi.Phase {
 }
 
 // fixedLacks returns the missing phase if the prefill target is kept.
-func fixedLacks(pool *engine.Pool, a *Ask) abi.Phase {
+func fixedLacks(pool *engine.Pool, a *PlacementRequest) abi.Phase {
 	if _, ok := pool.Group(a.Prefill); !ok {
 		return abi.Prefill
 	}

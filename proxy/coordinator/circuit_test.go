@@ -54,7 +54,7 @@ func TestOffered(t *testing.T) {
 			w := newWorld(t, tt.specs...)
 			w.BreakCircuit(t, tt.broken...)
 			w.SetDecider(placetest.Builtin(t, "always", "least_load"))
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			for _, name := range tt.excluded {
 				a.Excluded = append(a.Excluded, w.Target(t, name, 0))
 			}
@@ -91,7 +91,7 @@ func TestOfferedAggregated(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "a both one", "b both one", "c both one")
 			w.BreakCircuit(t, tt.broken...)
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			for _, name := range tt.excluded {
 				a.Excluded = append(a.Excluded, w.Target(t, name, 0))
 			}
@@ -122,16 +122,16 @@ func TestTrial(t *testing.T) {
 		w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			return abi.PlaceDecision{Prefill: 0, Decode: int32(len(f.Candidates)) - 1}, "mine", true
 		}})
-		first := w.Must(t, placetest.NewAsk())
+		first := w.Must(t, placetest.NewPlacementRequest())
 		if first.Decode.Name() != "e" || !first.Facts.Candidates[2].Trial {
 			t.Fatalf("the trial request was placed on %q", first.Decode.Name())
 		}
-		second := w.Must(t, placetest.NewAsk())
+		second := w.Must(t, placetest.NewPlacementRequest())
 		if second.Decode.Name() != "d" || len(second.Facts.Candidates) != 2 {
 			t.Errorf("during the trial a request was placed on %q of %q", second.Decode.Name(), offered(second))
 		}
 		first.Decode.Breaker.Success()
-		if third := w.Must(t, placetest.NewAsk()); third.Decode.Name() != "e" {
+		if third := w.Must(t, placetest.NewPlacementRequest()); third.Decode.Name() != "e" {
 			t.Errorf("after the trial a request was placed on %q", third.Decode.Name())
 		}
 	})
@@ -160,7 +160,7 @@ func TestTrialTaken(t *testing.T) {
 					}
 					return d, "mine", true
 				}})
-				p := w.Must(t, placetest.NewAsk())
+				p := w.Must(t, placetest.NewPlacementRequest())
 				if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || placetest.Show(p.Fallbacks) != "place/trial_taken" {
 					t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), placetest.Show(p.Fallbacks))
 				}
@@ -175,7 +175,7 @@ func TestTrialTakenAggregated(t *testing.T) {
 			w.Target(t, "a", 0).Breaker.Allow()
 			return abi.PlaceDecision{Prefill: -1, Decode: 0}, "mine", true
 		}})
-		if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != "b" {
+		if p := w.Must(t, placetest.NewPlacementRequest()); p.Decode.Name() != "b" {
 			t.Errorf("placed on %q", p.Decode.Name())
 		}
 	})
@@ -208,13 +208,13 @@ func TestPairCircuit(t *testing.T) {
 			}})
 			if tt.prefill == "" {
 				var nt *coordinator.NoTargetError
-				if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.As(err, &nt) || nt.Phase != abi.Decode {
+				if _, err := w.Place(t.Context(), placetest.NewPlacementRequest()); !errors.As(err, &nt) || nt.Phase != abi.Decode {
 					t.Errorf("got %v, want no target for decode", err)
 				}
 				w.Idle(t)
 				return
 			}
-			p := w.Must(t, placetest.NewAsk())
+			p := w.Must(t, placetest.NewPlacementRequest())
 			if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || placetest.Show(p.Fallbacks) != tt.fallbacks {
 				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), placetest.Show(p.Fallbacks))
 			}
@@ -240,12 +240,12 @@ func TestPairTrial(t *testing.T) {
 			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "mine", true
 		}})
 		for n, want := range []string{"d", "e", "e"} {
-			if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != want {
+			if p := w.Must(t, placetest.NewPlacementRequest()); p.Decode.Name() != want {
 				t.Errorf("request %d was placed on %q, want %q", n, p.Decode.Name(), want)
 			}
 		}
 		pair.Success()
-		if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != "d" {
+		if p := w.Must(t, placetest.NewPlacementRequest()); p.Decode.Name() != "d" {
 			t.Errorf("after the trial a request was placed on %q", p.Decode.Name())
 		}
 	})
@@ -254,8 +254,8 @@ func TestPairTrial(t *testing.T) {
 // TestFixed: a new placement keeps the prefill target and the id of an earlier one.
 func TestFixed(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode", "e decode")
-	first := w.Must(t, placetest.NewAsk())
-	a := placetest.NewAsk()
+	first := w.Must(t, placetest.NewPlacementRequest())
+	a := placetest.NewPlacementRequest()
 	a.Prefill, a.ID, a.Excluded = first.Prefill, first.ID, []engine.Target{first.Decode}
 	second := w.Must(t, a)
 	if second.Prefill != first.Prefill || second.ID != first.ID || second.Decode == first.Decode || second.Flow != first.Flow {
@@ -288,7 +288,7 @@ func TestFixedVerifies(t *testing.T) {
 			}
 			return abi.PlaceDecision{Prefill: tt.prefill, Decode: tt.decode}, "mine", true
 		}})
-		a := placetest.NewAsk()
+		a := placetest.NewPlacementRequest()
 		a.Prefill, a.ID = w.Target(t, "p", 0), abi.MinDisaggID
 		p := w.Must(t, a)
 		if (p.Policy == "mine") != tt.ok || p.Prefill.Name() != "p" || p.ID != abi.MinDisaggID {
@@ -318,7 +318,7 @@ func TestFixedWhere(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode")
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			a.Prefill, a.ID = w.Target(t, "p", 0), abi.MinDisaggID
 			// The policy takes the first decode.
 			w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
@@ -346,7 +346,7 @@ func TestFixedWhere(t *testing.T) {
 // TestFixedGone: a placement cannot keep a prefill target that has left.
 func TestFixedGone(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "d decode")
-	a := placetest.NewAsk()
+	a := placetest.NewPlacementRequest()
 	a.Prefill, a.ID = engine.Target{Instance: &engine.Instance{}}, abi.MinDisaggID
 	_, err := w.Place(context.Background(), a)
 	var nt *coordinator.NoTargetError
@@ -381,14 +381,14 @@ func TestTrialOfTheProxy(t *testing.T) {
 				return abi.PlaceDecision{Prefill: 0, Decode: 1}, "mine", true
 			}})
 			if alone {
-				w.Must(t, placetest.NewAsk()).Lease.Release()
+				w.Must(t, placetest.NewPlacementRequest()).Lease.Release()
 				var none *coordinator.NoTargetError
-				if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.As(err, &none) {
+				if _, err := w.Place(t.Context(), placetest.NewPlacementRequest()); !errors.As(err, &none) {
 					t.Errorf("the second request without another pair: %v", err)
 				}
 				return
 			}
-			user := w.Must(t, placetest.NewAsk())
+			user := w.Must(t, placetest.NewPlacementRequest())
 			if user.Decode.Name() != "e" {
 				t.Errorf("a request was placed on %q", user.Decode.Name())
 			}
@@ -396,15 +396,15 @@ func TestTrialOfTheProxy(t *testing.T) {
 			if pair == nil {
 				t.Fatal("the trial was not claimed")
 			}
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			a.Model, a.Only = model, coordinator.Pair{Prefill: pair.Prefill, Decode: pair.Decode}
 			w.Must(t, a).Lease.Release()
-			if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != "e" {
+			if p := w.Must(t, placetest.NewPlacementRequest()); p.Decode.Name() != "e" {
 				t.Errorf("during the trial a request was placed on %q", p.Decode.Name())
 			}
 			pair.Success()
 			pair.Tried(false)
-			if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != "d" {
+			if p := w.Must(t, placetest.NewPlacementRequest()); p.Decode.Name() != "d" {
 				t.Errorf("after the trial a request was placed on %q", p.Decode.Name())
 			}
 		})

@@ -50,17 +50,17 @@ type Coordinator interface {
 	// Place returns a committed placement. The error is a *NoTargetError,
 	// ErrUnknownModel, ErrModelNeeded, a *RejectedError, a *HeldError or the cause of the context's
 	// end. The blocks of a.Key must not change until Computed. Place retains nothing else
-	// of a. The first Place of an Ask sets its Lookup.
-	Place(ctx context.Context, a *Ask) (*Placement, error)
+	// of a. The first Place of a PlacementRequest sets its Lookup.
+	Place(ctx context.Context, a *PlacementRequest) (*Placement, error)
 	// Cut returns how the prompts for a model are cut into blocks.
 	Cut(c *Cut, model string)
 	// Computed reports how many tokens of a prompt its engine had cached.
 	Computed(p *Placement, key *Key, prompt, cached int64)
 	// Ready reports whether one request could be placed now.
 	Ready() bool
-	// Needs returns the optional facts that an Ask should have.
+	// Needs returns the optional facts that a PlacementRequest should have.
 	Needs() abi.Needs
-	// Headers returns the names of the request headers that an Ask should have, if Needs
+	// Headers returns the names of the request headers that a PlacementRequest should have, if Needs
 	// has abi.NeedHeaders.
 	Headers() []string
 }

@@ -34,16 +34,18 @@ func TestDetails(t *testing.T) {
 		return abi.PlaceDecision{}, coordinator.ReasonAbsent, false
 	}}
 	w.SetDecider(stub)
-	w.Must(t, placetest.NewAsk()).Lease.Release()
-	for name, change := range map[string]func(a *coordinator.Ask){
-		"retry":         func(a *coordinator.Ask) { a.Excluded = []engine.Target{w.Target(t, "p0", 0), w.Target(t, "d0", 0)} },
-		"fixed prefill": func(a *coordinator.Ask) { a.Prefill = w.Target(t, "p1", 0) },
-		"kept targets": func(a *coordinator.Ask) {
+	w.Must(t, placetest.NewPlacementRequest()).Lease.Release()
+	for name, change := range map[string]func(a *coordinator.PlacementRequest){
+		"retry": func(a *coordinator.PlacementRequest) {
+			a.Excluded = []engine.Target{w.Target(t, "p0", 0), w.Target(t, "d0", 0)}
+		},
+		"fixed prefill": func(a *coordinator.PlacementRequest) { a.Prefill = w.Target(t, "p1", 0) },
+		"kept targets": func(a *coordinator.PlacementRequest) {
 			a.Same.Prefill, a.Same.Decode = w.Target(t, "p1", 0), w.Target(t, "d1", 0)
 		},
-		"aggregated": func(a *coordinator.Ask) { a.Request.PairBroken = true },
+		"aggregated": func(a *coordinator.PlacementRequest) { a.Request.PairBroken = true },
 	} {
-		a := placetest.NewAsk()
+		a := placetest.NewPlacementRequest()
 		change(a)
 		seen = nil
 		w.Must(t, a).Lease.Release()
@@ -59,6 +61,6 @@ func TestDetails(t *testing.T) {
 		return abi.PlaceDecision{}, coordinator.ReasonAbsent, false
 	}
 	w.SetDecider(stub)
-	w.Must(t, placetest.NewAsk()).Lease.Release()
+	w.Must(t, placetest.NewPlacementRequest()).Lease.Release()
 	w.Idle(t)
 }

@@ -29,7 +29,7 @@ func TestHammer(t *testing.T) {
 		wg.Go(func() {
 			rnd := rand.New(rand.NewPCG(1, uint64(g)))
 			for n := range 400 {
-				a := placetest.NewAsk()
+				a := placetest.NewPlacementRequest()
 				a.Request.PairBroken = rnd.IntN(8) == 0
 				p, err := w.Place(context.Background(), a)
 				if err != nil {
@@ -111,7 +111,7 @@ func TestTablesKeepThePromise(t *testing.T) {
 		w.SetDecider(placetest.Builtin(t, "always", "round_robin"))
 		instances := w.Reg.Snapshot().Instances
 		for range 8 {
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			for _, i := range instances {
 				switch rnd.IntN(4) {
 				case 0:
@@ -167,7 +167,7 @@ func TestSpread(t *testing.T) {
 			w.SetDecider(placetest.Builtin(t, "auto", policy))
 			hits := map[engine.Target]int{}
 			for range rounds {
-				p := w.Must(t, placetest.NewAsk())
+				p := w.Must(t, placetest.NewPlacementRequest())
 				hits[p.Prefill]++
 				hits[p.Decode]++
 				p.Lease.Release()
@@ -208,7 +208,7 @@ func TestPlaceAllocatesOnlyThePlacement(t *testing.T) {
 			if len(tt.specs) == 3 {
 				w.BreakCircuit(t, "q")
 			}
-			ctx, a := t.Context(), placetest.NewAsk()
+			ctx, a := t.Context(), placetest.NewPlacementRequest()
 			place := func() {
 				p, err := w.Place(ctx, a)
 				if err != nil {
@@ -240,7 +240,7 @@ func BenchmarkPlaceAggregated(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			w := newWorld(b, fmt.Sprintf("b both one %d", n))
 			w.SetDecider(placetest.Builtin(b, "auto", "least_load"))
-			ctx, a := context.Background(), placetest.NewAsk()
+			ctx, a := context.Background(), placetest.NewPlacementRequest()
 			b.ReportAllocs()
 			for b.Loop() {
 				p, err := w.Place(ctx, a)
@@ -264,7 +264,7 @@ func BenchmarkPlace(b *testing.B) {
 				}
 				w := newWorld(b, specs...)
 				w.SetDecider(placetest.Builtin(b, "auto", policy))
-				ctx, a := context.Background(), placetest.NewAsk()
+				ctx, a := context.Background(), placetest.NewPlacementRequest()
 				b.ReportAllocs()
 				for b.Loop() {
 					p, err := w.Place(ctx, a)

@@ -24,8 +24,8 @@ func TestPlaceOnly(t *testing.T) {
 		return abi.PlaceDecision{}, "", false
 	}
 	w.SetDecider(asked)
-	only := func(p string, rank int, d string) *coordinator.Ask {
-		a := placetest.NewAsk()
+	only := func(p string, rank int, d string) *coordinator.PlacementRequest {
+		a := placetest.NewPlacementRequest()
 		a.Only = coordinator.Pair{Prefill: w.Target(t, p, rank), Decode: w.Target(t, d, 0)}
 		return a
 	}
@@ -33,7 +33,7 @@ func TestPlaceOnly(t *testing.T) {
 	if p.Prefill != w.Target(t, "p", 1) || p.Decode != w.Target(t, "e", 0) || p.ID == 0 || w.Open() != 1 {
 		t.Errorf("placed on %s/%d and %s, id %d, %d leases", p.Prefill.Name(), p.Prefill.Rank, p.Decode.Name(), p.ID, w.Open())
 	}
-	for _, busy := range []*coordinator.Ask{only("p", 0, "d"), only("q", 0, "e")} { // another rank of p; decode
+	for _, busy := range []*coordinator.PlacementRequest{only("p", 0, "d"), only("q", 0, "e")} { // another rank of p; decode
 		var none *coordinator.NoTargetError
 		if _, err := w.Place(context.Background(), busy); !errors.As(err, &none) {
 			t.Errorf("a busy engine: %v", err)

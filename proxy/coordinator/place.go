@@ -78,7 +78,7 @@ func (l *Local) Headers() []string { return (*l.decider.Load()).Headers() }
 // has no other targets: a request to an engine that failed before may succeed. The
 // exception is decode with an open circuit: prefill would compute and hold KV that no
 // decode reads.
-func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
+func (l *Local) Place(ctx context.Context, a *PlacementRequest) (*Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -141,7 +141,7 @@ func resolve(s *engine.Snapshot, model string) (*engine.Pool, error) {
 }
 
 // recall looks up the request's blocks and its conversation.
-func (l *Local) recall(s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table) {
+func (l *Local) recall(s *engine.Snapshot, pool *engine.Pool, a *PlacementRequest, t *table) {
 	first := false // the exchange's first placement of a request that begins a conversation
 	if t.needs&abi.NeedConversation != 0 && l.state.Conversations != nil {
 		if !a.Lookup.Done {
@@ -161,7 +161,7 @@ func (l *Local) recall(s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table) 
 }
 
 // decide lists the candidates for one leg or for two, and chooses among them.
-func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, g *committed, now time.Time) (chosen abi.PlaceDecision, err error) {
+func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool *engine.Pool, a *PlacementRequest, t *table, g *committed, now time.Time) (chosen abi.PlaceDecision, err error) {
 	fixed := a.Prefill.Instance != nil
 	two := fixed || a.Two && a.Aggregate == 0 && !a.Request.PairBroken
 	if !two && a.Aggregate == 0 && !a.Request.PairBroken {
@@ -198,7 +198,7 @@ func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool 
 }
 
 // plan calls the plan policy, which decides the number of legs.
-func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *committed, now time.Time) (two bool, err error) {
+func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *PlacementRequest, t *table, g *committed, now time.Time) (two bool, err error) {
 	t.plan = abi.PlanFacts{
 		Request:        t.place.Request,
 		PrefillTargets: pool.Plan.Prefill,
@@ -271,7 +271,7 @@ func (l *Local) choose(ctx context.Context, d Decider, t *table, g *committed, n
 
 // commit mints the id unless it is kept, takes the loads and records the conversation. It
 // changes nothing if there is no id.
-func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *committed, chosen abi.PlaceDecision, now time.Time) error {
+func (l *Local) commit(ctx context.Context, d Decider, a *PlacementRequest, t *table, g *committed, chosen abi.PlaceDecision, now time.Time) error {
 	g.Decode, g.Flow = t.targets[chosen.Decode], abi.FlowAggregated
 	computer, row := g.Decode, chosen.Decode // of the prompt
 	if chosen.Prefill >= 0 {

@@ -19,7 +19,7 @@ import (
 
 func TestPlacePair(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	p := w.Must(t, placetest.NewAsk())
+	p := w.Must(t, placetest.NewPlacementRequest())
 	if p.Flow != abi.FlowConcurrent || p.Prefill != w.Target(t, "p", 0) || p.Decode != w.Target(t, "d", 0) {
 		t.Errorf("placed %v on %q and %q", p.Flow, p.Prefill.Name(), p.Decode.Name())
 	}
@@ -58,23 +58,23 @@ func TestPlaceAggregated(t *testing.T) {
 		name   string
 		specs  []string
 		plan   string
-		change func(*coordinator.Ask)
+		change func(*coordinator.PlacementRequest)
 		want   string // engine, or the error
 	}{
 		{"both only", []string{"b both one"}, "auto", nil, "b"},
 		{"a both engine alone is no pair", []string{"b both"}, "auto", nil, "b"},
 		{"never", []string{"p prefill", "d decode", "b both"}, "never", nil, "b"},
 		{"never without both", []string{"p prefill", "d decode"}, "never", nil, `no engine is ready to serve model "m"`},
-		{"unpairable", []string{"p prefill", "d decode", "b both"}, "always", func(a *coordinator.Ask) { a.Request.PairBroken = true }, "b"},
-		{"unpairable, no both", []string{"p prefill", "d decode"}, "auto", func(a *coordinator.Ask) { a.Request.PairBroken = true }, `no engine is ready to serve model "m"`},
-		{"on decode too", []string{"p prefill", "d decode"}, "auto", func(a *coordinator.Ask) { a.Aggregate = abi.RoleDecode }, "d"},
-		{"on prefill too", []string{"p prefill", "d decode"}, "always", func(a *coordinator.Ask) { a.Aggregate = abi.RolePrefill }, "p"},
-		{"both whatever the set", []string{"p prefill", "b both"}, "always", func(a *coordinator.Ask) { a.Aggregate = abi.RoleDecode }, "b"},
+		{"unpairable", []string{"p prefill", "d decode", "b both"}, "always", func(a *coordinator.PlacementRequest) { a.Request.PairBroken = true }, "b"},
+		{"unpairable, no both", []string{"p prefill", "d decode"}, "auto", func(a *coordinator.PlacementRequest) { a.Request.PairBroken = true }, `no engine is ready to serve model "m"`},
+		{"on decode too", []string{"p prefill", "d decode"}, "auto", func(a *coordinator.PlacementRequest) { a.Aggregate = abi.RoleDecode }, "d"},
+		{"on prefill too", []string{"p prefill", "d decode"}, "always", func(a *coordinator.PlacementRequest) { a.Aggregate = abi.RolePrefill }, "p"},
+		{"both whatever the set", []string{"p prefill", "b both"}, "always", func(a *coordinator.PlacementRequest) { a.Aggregate = abi.RoleDecode }, "b"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
 			w.SetDecider(placetest.Builtin(t, tt.plan, "least_load"))
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			if tt.change != nil {
 				tt.change(a)
 			}
@@ -134,7 +134,7 @@ func TestPlaceErrors(t *testing.T) {
 			if ctx == nil {
 				ctx = t.Context()
 			}
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			a.Model = tt.model
 			p, err := w.Place(ctx, a)
 			if p != nil || !errors.Is(err, tt.is) {
@@ -151,7 +151,7 @@ func TestPlaceErrors(t *testing.T) {
 
 func TestPlaceOnlyModel(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "downer both")
-	a := placetest.NewAsk()
+	a := placetest.NewPlacementRequest()
 	a.Model = ""
 	w.Must(t, a).Lease.Release()
 	for changed := w.Reg.Changed(); !w.Reg.Settled(); changed = w.Reg.Changed() { // until "downer" has been probed
@@ -200,7 +200,7 @@ func TestPlanAnswer(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "p prefill", "d decode", "b both")
 			w.SetDecider(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) { return tt.answer, "x", true }})
-			p, err := w.Place(t.Context(), placetest.NewAsk())
+			p, err := w.Place(t.Context(), placetest.NewPlacementRequest())
 			if err != nil {
 				var re *coordinator.RejectedError
 				if tt.flow != 0 || !errors.As(err, &re) || !errors.Is(err, coordinator.ErrRejected) || re.Status != tt.status {
@@ -222,25 +222,25 @@ func TestPlaceSame(t *testing.T) {
 		name            string
 		specs           []string
 		prefill, decode string // of Same
-		change          func(*world, *coordinator.Ask)
+		change          func(*world, *coordinator.PlacementRequest)
 		same            bool
 	}{
 		{"pair", []string{"p prefill", "q prefill", "d decode", "e decode"}, "q", "e", nil, true},
 		{"pair of role both", []string{"a both", "b both", "c both"}, "c", "b", nil, true},
 		{"one", []string{"a both one", "b both one"}, "", "b", nil, true},
-		{"circuit open", []string{"p prefill", "q prefill", "d decode", "e decode"}, "q", "e", func(w *world, _ *coordinator.Ask) {
+		{"circuit open", []string{"p prefill", "q prefill", "d decode", "e decode"}, "q", "e", func(w *world, _ *coordinator.PlacementRequest) {
 			for range 3 {
 				w.Reg.Snapshot().Instance("q").Breaker.Failure()
 			}
 		}, false},
-		{"excluded", []string{"a both one", "b both one"}, "", "b", func(_ *world, a *coordinator.Ask) {
+		{"excluded", []string{"a both one", "b both one"}, "", "b", func(_ *world, a *coordinator.PlacementRequest) {
 			a.Excluded = append(a.Excluded, a.Same.Decode)
 		}, false},
 		{"another number of legs", []string{"p prefill", "d decode", "b both"}, "", "b", nil, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			a.Same.Decode = engine.Target{Instance: w.Reg.Snapshot().Instance(tt.decode)}
 			if tt.prefill != "" {
 				a.Same.Prefill = engine.Target{Instance: w.Reg.Snapshot().Instance(tt.prefill)}
@@ -276,7 +276,7 @@ func TestPlaceScores(t *testing.T) {
 			f.Scored, f.Candidates[0].Score = true, 0.5
 			return abi.PlaceDecision{Prefill: -1, Decode: row}, "x", true
 		}})
-		p, err := w.Place(t.Context(), placetest.NewAsk())
+		p, err := w.Place(t.Context(), placetest.NewPlacementRequest())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -318,7 +318,7 @@ func TestPlan(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
 			w.SetDecider(tt.d)
-			p, err := w.Place(t.Context(), placetest.NewAsk())
+			p, err := w.Place(t.Context(), placetest.NewPlacementRequest())
 			if !errors.Is(err, tt.err) {
 				t.Fatalf("got error %v, want %v", err, tt.err)
 			}
@@ -342,7 +342,7 @@ func TestPlanFacts(t *testing.T) {
 		seen = *f
 		return abi.PlanAnswer{Decision: abi.PlanAggregate}, "x", true
 	}})
-	a := placetest.NewAsk()
+	a := placetest.NewPlacementRequest()
 	w.Must(t, a).Lease.Release()
 	a.Request.Model = "m"
 	if want := (abi.PlanFacts{Request: a.Request, PrefillTargets: 3, DecodeTargets: 4, BothTargets: 5}); !reflect.DeepEqual(seen, want) {
@@ -380,7 +380,7 @@ func TestPlaceVerifies(t *testing.T) {
 				}
 				return abi.PlaceDecision{Prefill: tt.prefill, Decode: tt.decode}, "mine", true
 			}})
-			p := w.Must(t, placetest.NewAsk())
+			p := w.Must(t, placetest.NewPlacementRequest())
 			if tt.ok {
 				if p.Policy != "mine" || p.Prefill != p.Targets[tt.prefill] || p.Decode != p.Targets[tt.decode] || len(p.Fallbacks) != 0 {
 					t.Errorf("policy %q placed on %q, %q, fallbacks %q", p.Policy, p.Prefill.Name(), p.Decode.Name(), placetest.Show(p.Fallbacks))
@@ -406,7 +406,7 @@ func TestPlaceVerifiesAggregated(t *testing.T) {
 		{abi.PlaceDecision{Prefill: -1, Decode: -1}, false},
 	} {
 		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) { return tt.d, "mine", true }})
-		p := w.Must(t, placetest.NewAsk())
+		p := w.Must(t, placetest.NewPlacementRequest())
 		if ok := p.Policy == "mine"; ok != tt.ok {
 			t.Errorf("%+v: policy %q", tt.d, p.Policy)
 		}
@@ -423,12 +423,12 @@ func TestPlaceWithoutAnyAnswer(t *testing.T) {
 	}})
 	w.Target(t, "p", 0).Load[0].Hold(10)
 	w.Target(t, "e", 0).Load[0].Hold(10)
-	p := w.Must(t, placetest.NewAsk())
+	p := w.Must(t, placetest.NewPlacementRequest())
 	if p.Prefill.Name() != "q" || p.Decode.Name() != "d" || p.Policy != "native" {
 		t.Errorf("%q placed on %q and %q", p.Policy, p.Prefill.Name(), p.Decode.Name())
 	}
 	p.Lease.Release()
-	a := placetest.NewAsk()
+	a := placetest.NewPlacementRequest()
 	a.Request.PairBroken = true
 	p = w.Must(t, a)
 	if p.Decode.Name() != "b" {
@@ -461,7 +461,7 @@ func TestMint(t *testing.T) {
 			w.SetDecider(tt.d)
 			var p *coordinator.Placement
 			for range tt.times {
-				p = w.Must(t, placetest.NewAsk())
+				p = w.Must(t, placetest.NewPlacementRequest())
 				defer p.Lease.Release()
 			}
 			if !disaggid.InRange(p.ID) || w.LiveIDs() != tt.times {
@@ -487,7 +487,7 @@ func TestNativeMintSkipsForeignIDs(t *testing.T) {
 	}})
 	seen := map[uint64]bool{}
 	for range 50 {
-		p := w.Must(t, placetest.NewAsk())
+		p := w.Must(t, placetest.NewPlacementRequest())
 		if seen[p.ID] {
 			t.Fatalf("id %d twice", p.ID)
 		}
@@ -515,7 +515,7 @@ func TestNoIDIsLeft(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "b both")
 	ids := disaggid.NewSource()
 	w.SetIDs(ids)
-	if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.Is(err, coordinator.ErrNoID) {
+	if _, err := w.Place(t.Context(), placetest.NewPlacementRequest()); !errors.Is(err, coordinator.ErrNoID) {
 		t.Fatal(err)
 	}
 	if w.Open() != 0 || w.LiveIDs() != 0 {
@@ -526,7 +526,7 @@ func TestNoIDIsLeft(t *testing.T) {
 			t.Errorf("%s has %d requests", name, l.Requests())
 		}
 	}
-	a := placetest.NewAsk()
+	a := placetest.NewPlacementRequest()
 	a.ID = 1 << 41
 	kept, err := w.Place(t.Context(), a)
 	if err != nil {
@@ -534,7 +534,7 @@ func TestNoIDIsLeft(t *testing.T) {
 	}
 	kept.Lease.Release()
 	ids.Extend(disaggid.Range{From: disaggid.Epoch, Until: disaggid.Epoch + 1})
-	w.Must(t, placetest.NewAsk())
+	w.Must(t, placetest.NewPlacementRequest())
 }
 
 // TestFallbacksOfAFailedPlace: the observer gets the fallbacks of a placement that
@@ -544,7 +544,7 @@ func TestFallbacksOfAFailedPlace(t *testing.T) {
 	w.SetDecider(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 		return abi.PlanAnswer{}, coordinator.ReasonTrap, false
 	}})
-	if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.Is(err, coordinator.ErrNoTarget) {
+	if _, err := w.Place(t.Context(), placetest.NewPlacementRequest()); !errors.Is(err, coordinator.ErrNoTarget) {
 		t.Fatal(err)
 	}
 	if w.Counts.Fallbacks[coordinator.Fallback{What: "plan", Reason: "trap"}] != 1 {
@@ -567,9 +567,9 @@ func TestExpected(t *testing.T) {
 func TestSetDecider(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "b both one")
 	w.SetDecider(placetest.Builtin(t, "always", "round_robin"))
-	a := w.Must(t, placetest.NewAsk())
+	a := w.Must(t, placetest.NewPlacementRequest())
 	w.SetDecider(placetest.Builtin(t, "never", "power_of_two"))
-	b := w.Must(t, placetest.NewAsk())
+	b := w.Must(t, placetest.NewPlacementRequest())
 	if a.Policy != "round_robin" || a.Flow != abi.FlowConcurrent || b.Policy != "power_of_two" || b.Flow != abi.FlowAggregated {
 		t.Errorf("%s %v, then %s %v", a.Policy, a.Flow, b.Policy, b.Flow)
 	}
@@ -580,11 +580,11 @@ func TestSetDecider(t *testing.T) {
 
 func TestRemovedInstanceFreesItsLoad(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	p := w.Must(t, placetest.NewAsk())
+	p := w.Must(t, placetest.NewPlacementRequest())
 	if err := w.Reg.Remove("d", time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.Is(err, coordinator.ErrNoTarget) {
+	if _, err := w.Place(t.Context(), placetest.NewPlacementRequest()); !errors.Is(err, coordinator.ErrNoTarget) {
 		t.Errorf("got a placement on a draining instance: %v", err)
 	}
 	p.Lease.Release()
@@ -603,7 +603,7 @@ func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, "p prefill", "d decode")
-				p := w.Must(t, placetest.NewAsk())
+				p := w.Must(t, placetest.NewPlacementRequest())
 				p.Lease.PrefillDone()
 				if err := w.Reg.Remove("p", time.Hour); err != nil {
 					t.Fatal(err)
@@ -636,7 +636,7 @@ func TestPairsOnRequest(t *testing.T) {
 			return abi.PlaceDecision{}, coordinator.ReasonAbsent, false
 		}})
 		for _, fixed := range []engine.Target{{}, target("p")} {
-			p, err := w.Place(t.Context(), &coordinator.Ask{Model: "m", Prefill: fixed})
+			p, err := w.Place(t.Context(), &coordinator.PlacementRequest{Model: "m", Prefill: fixed})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -17,7 +17,7 @@ import (
 // request whose candidates are the targets of the phase. The placement has only the
 // target of the phase, and the lease its load. The end of the phase is PrefillDone for
 // prefill and Answered for decode. The errors are those of Place.
-func (l *Local) Reserve(ctx context.Context, a *Ask, phase abi.Phase) (*Placement, error) {
+func (l *Local) Reserve(ctx context.Context, a *PlacementRequest, phase abi.Phase) (*Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -51,7 +51,7 @@ func (l *Local) Reserve(ctx context.Context, a *Ask, phase abi.Phase) (*Placemen
 // recallPhase is recall for one phase. The two phases of a turn are reserved one after the
 // other. Decode has a separate scope of conversation ids, so that it does not count as the
 // next turn.
-func (l *Local) recallPhase(s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, phase abi.Phase) {
+func (l *Local) recallPhase(s *engine.Snapshot, pool *engine.Pool, a *PlacementRequest, t *table, phase abi.Phase) {
 	if phase == abi.Decode && t.needs&abi.NeedConversation != 0 && l.state.Conversations != nil {
 		a.Key.Conversation.Scope = kvindex.Seed(pool.Model, "", "decode")
 		a.Found(l.state.Conversations.Look(a.Key.Conversation))
@@ -60,7 +60,7 @@ func (l *Local) recallPhase(s *engine.Snapshot, pool *engine.Pool, a *Ask, t *ta
 }
 
 // commitPhase commits the row for one phase.
-func (l *Local) commitPhase(a *Ask, t *table, g *committed, phase abi.Phase, row int32, now time.Time) {
+func (l *Local) commitPhase(a *PlacementRequest, t *table, g *committed, phase abi.Phase, row int32, now time.Time) {
 	target, lease, prompt := t.targets[row], &g.lease, a.Request.PromptTokens
 	g.Flow, g.Matched = target.Flow, -1
 	if g.ID = a.ID; g.ID != 0 {

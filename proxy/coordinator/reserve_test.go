@@ -17,7 +17,7 @@ func TestReserve(t *testing.T) {
 	for _, phase := range []abi.Phase{abi.Prefill, abi.Decode} {
 		t.Run(phase.String(), func(t *testing.T) {
 			w := newWorld(t, "p prefill", "d decode", "x both one")
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			a.ID = 1<<40 + 5
 			p, err := w.Reserve(context.Background(), a, phase)
 			if err != nil {
@@ -60,7 +60,7 @@ func TestReserveWithin(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "b both", "d decode")
 	seen := map[string]int{}
 	for range 6 {
-		a := placetest.NewAsk()
+		a := placetest.NewPlacementRequest()
 		p, err := w.Reserve(context.Background(), a, abi.Prefill)
 		if err != nil {
 			t.Fatal(err)
@@ -72,7 +72,7 @@ func TestReserveWithin(t *testing.T) {
 		t.Errorf("placements of prefill: %v", seen)
 	}
 	w.BreakCircuit(t, "q")
-	a := placetest.NewAsk()
+	a := placetest.NewPlacementRequest()
 	a.Within.Prefill = w.instances(t, "q")
 	p, err := w.Reserve(context.Background(), a, abi.Prefill)
 	if err != nil || p.Prefill.Name() != "q" {
@@ -98,7 +98,7 @@ func TestReserveTurns(t *testing.T) {
 	homes := map[abi.Phase]string{}
 	for turn := int32(1); turn <= 3; turn++ {
 		for _, phase := range []abi.Phase{abi.Prefill, abi.Decode} {
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			a.Key.Conversation = conversation.Query{ID: "c"}
 			p, err := w.Reserve(context.Background(), a, phase)
 			if err != nil {

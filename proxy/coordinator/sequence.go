@@ -14,7 +14,7 @@ import (
 // round-robin policy uses the count modulo the number of targets, so all placements with
 // one count must have the same targets. If two alternating shapes shared a count, their
 // requests would never reach some targets. For the same reason each model has its own
-// sequence, and so have requests that may use only some instances (Ask.Within).
+// sequence, and so have requests that may use only some instances (PlacementRequest.Within).
 type sequence struct {
 	turns
 	begun   conversation.Begun
@@ -32,14 +32,14 @@ type turns struct{ first, later shapes }
 
 // shapes counts the placements of each shape of legs.
 type shapes struct {
-	aggregated [abi.RoleBoth + 1]atomic.Uint64 // by Ask.Aggregate
+	aggregated [abi.RoleBoth + 1]atomic.Uint64 // by PlacementRequest.Aggregate
 	pair       atomic.Uint64
 	fixed      atomic.Uint64    // decode alone: the prefill target is kept
 	reserved   [2]atomic.Uint64 // one phase alone: prefill, decode
 }
 
 // next returns the number of earlier placements of this shape.
-func (c *sequence) next(a *Ask, two bool) uint64 {
+func (c *sequence) next(a *PlacementRequest, two bool) uint64 {
 	fixed, w, t := a.Prefill.Instance != nil, &a.Within, &c.turns
 	switch {
 	case !two && w.Whole != nil:
@@ -63,7 +63,7 @@ func (c *sequence) next(a *Ask, two bool) uint64 {
 }
 
 // reserve is next for a placement of one phase alone.
-func (c *sequence) reserve(a *Ask, phase abi.Phase) uint64 {
+func (c *sequence) reserve(a *PlacementRequest, phase abi.Phase) uint64 {
 	list, i := a.Within.Prefill, 0
 	if phase == abi.Decode {
 		list, i = a.Within.Decode, 1

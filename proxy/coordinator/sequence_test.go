@@ -17,7 +17,7 @@ func TestSequencesOfTwoModels(t *testing.T) {
 	w.SetDecider(placetest.Builtin(t, "auto", "round_robin"))
 	hits := map[string]int{}
 	for i := range 240 {
-		a := placetest.NewAsk()
+		a := placetest.NewPlacementRequest()
 		a.Model = []string{"a", "b", "c", "c"}[i%4]
 		if i%4 == 3 {
 			a.Aggregate = abi.RoleBoth
@@ -70,7 +70,7 @@ func TestEachPlacementDraws(t *testing.T) {
 	w := newWorld(t, "b both")
 	seen := map[uint64]bool{}
 	for i := range uint64(50) {
-		p := w.Must(t, placetest.NewAsk())
+		p := w.Must(t, placetest.NewPlacementRequest())
 		if p.Facts.Sequence != i || seen[p.Facts.Random] {
 			t.Fatalf("placement %d: sequence %d, random %d", i, p.Facts.Sequence, p.Facts.Random)
 		}
@@ -86,7 +86,7 @@ func TestSequencesOfTwoSubsets(t *testing.T) {
 	w.SetDecider(placetest.Builtin(t, "auto", "round_robin"))
 	hits := map[string]int{}
 	for i := range 80 {
-		a := placetest.NewAsk()
+		a := placetest.NewPlacementRequest()
 		switch i % 4 {
 		case 0:
 			a.Aggregate, a.Within.Whole = abi.RoleBoth, w.instances(t, "a", "b")

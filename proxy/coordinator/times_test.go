@@ -26,21 +26,21 @@ func TestPredictions(t *testing.T) {
 	}}
 	w.SetDecider(stub)
 	for range 40 {
-		w.Must(t, placetest.NewAsk()).Lease.Release()
+		w.Must(t, placetest.NewPlacementRequest()).Lease.Release()
 	}
-	if p := w.Must(t, placetest.NewAsk()); seen[0] != (abi.Prediction{}) || len(p.Notes) != 0 {
+	if p := w.Must(t, placetest.NewPlacementRequest()); seen[0] != (abi.Prediction{}) || len(p.Notes) != 0 {
 		t.Errorf("predictions %+v, notes %q before the first leg has finished", seen, p.Notes)
 	} else {
 		p.Lease.Release()
 	}
 	for range 40 {
-		p := w.Must(t, placetest.NewAsk())
+		p := w.Must(t, placetest.NewPlacementRequest())
 		p.Lease.PrefillDoneAfter(100 * time.Millisecond)
 		p.Lease.AnsweredAfter(120 * time.Millisecond)
 		w.Reg.MeasureOutput(p.Decode, 10, 100*time.Millisecond)
 		p.Lease.Release()
 	}
-	a := placetest.NewAsk()
+	a := placetest.NewPlacementRequest()
 	a.Excluded = []engine.Target{w.Target(t, "p0", 0)} // rows move
 	p := w.Must(t, a)
 	for i, c := range p.Facts.Candidates {
@@ -62,6 +62,6 @@ func TestPredictions(t *testing.T) {
 		return abi.PlaceDecision{}, coordinator.ReasonAbsent, false
 	}
 	w.SetDecider(stub)
-	w.Must(t, placetest.NewAsk()).Lease.Release()
+	w.Must(t, placetest.NewPlacementRequest()).Lease.Release()
 	w.Idle(t)
 }

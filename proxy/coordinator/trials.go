@@ -9,7 +9,7 @@ import (
 
 // claimOnly returns the rows of a.Only, a pair that the proxy has claimed. Both engines must be
 // idle, unless the request is the trial of a broken pair.
-func (t *table) claimOnly(pool *engine.Pool, a *Ask, now time.Time) (chosen abi.PlaceDecision, err error) {
+func (t *table) claimOnly(pool *engine.Pool, a *PlacementRequest, now time.Time) (chosen abi.PlaceDecision, err error) {
 	p, e := a.Only.Prefill, a.Only.Decode
 	if !t.registry.PairBlocked(p, e, now) && !(p.Free(now) && e.Free(now)) {
 		return chosen, &NoTargetError{Model: a.Model}

@@ -51,7 +51,7 @@ func TestWithin(t *testing.T) {
 			w := newWorld(t, tt.specs...)
 			w.BreakCircuit(t, tt.broken...)
 			w.SetDecider(placetest.Builtin(t, "always", "least_load"))
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			list := func(names []string) []*engine.Instance {
 				if names == nil {
 					return nil
@@ -88,7 +88,7 @@ func TestWithin(t *testing.T) {
 // TestWithinFixed: the allowed instances also limit the decode of a kept prefill.
 func TestWithinFixed(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "e decode")
-	a := placetest.NewAsk()
+	a := placetest.NewPlacementRequest()
 	a.Prefill, a.ID = w.Target(t, "p", 0), abi.MinDisaggID
 	a.Within.Decode = w.instances(t, "e")
 	p := w.Must(t, a)
@@ -103,17 +103,17 @@ func TestWithinFixed(t *testing.T) {
 func TestTwo(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		ask  func(*coordinator.Ask)
+		ask  func(*coordinator.PlacementRequest)
 		flow abi.Flow
 	}{
-		{"forced", func(*coordinator.Ask) {}, abi.FlowConcurrent},
-		{"one leg was requested", func(a *coordinator.Ask) { a.Aggregate = abi.RoleDecode }, abi.FlowAggregated},
-		{"unpairable", func(a *coordinator.Ask) { a.Request.PairBroken = true }, abi.FlowAggregated},
+		{"forced", func(*coordinator.PlacementRequest) {}, abi.FlowConcurrent},
+		{"one leg was requested", func(a *coordinator.PlacementRequest) { a.Aggregate = abi.RoleDecode }, abi.FlowAggregated},
+		{"unpairable", func(a *coordinator.PlacementRequest) { a.Request.PairBroken = true }, abi.FlowAggregated},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "p prefill", "d decode", "b both")
 			w.SetDecider(placetest.Builtin(t, "never", "least_load"))
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			a.Two = true
 			tt.ask(a)
 			p := w.Must(t, a)

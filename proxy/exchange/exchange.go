@@ -153,7 +153,7 @@ func (x *exchange) reset() {
 	if p.route.Restricted || x.picker != nil {
 		p.route.Reset()
 	}
-	*p = placing{ask: coordinator.Ask{Excluded: p.ask.Excluded[:0]}, route: p.route}
+	*p = placing{ask: coordinator.PlacementRequest{Excluded: p.ask.Excluded[:0]}, route: p.route}
 	x.run, x.gateway = nil, nil
 	x.admitted = admission.Place{}
 	x.picker, x.observed, x.changes = nil, sidecar.ObservedWriter{}, nil

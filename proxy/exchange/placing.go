@@ -19,10 +19,10 @@ import (
 // passes all restrictions, and learns from each outcome of attempt.Run.
 type placing struct {
 	x       *exchange
-	ask     coordinator.Ask    // the question
-	route   sidecar.Route      // the engines that a sidecar or a picker allows
-	lease   *coordinator.Lease // of the last placement; close releases it too, because a panic may have kept the attempt from it
-	outcome attempt.Outcome    // of the last attempt
+	ask     coordinator.PlacementRequest // the question
+	route   sidecar.Route                // the engines that a sidecar or a picker allows
+	lease   *coordinator.Lease           // of the last placement; close releases it too, because a panic may have kept the attempt from it
+	outcome attempt.Outcome              // of the last attempt
 
 	retried error              // the failure that the next placement retries; nil: none
 	last    error              // the failure of the latest attempt; nil: none

@@ -87,7 +87,7 @@ func (Placement) EnumDescriptor() ([]byte, []int) {
 	return file_place_proto_rawDescGZIP(), []int{0}
 }
 
-// Place is a request for a placement: coordinator.Ask.
+// Place is a request for a placement: coordinator.PlacementRequest.
 type Place struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"` // the worker's number of the lease

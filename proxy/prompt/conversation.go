@@ -40,7 +40,7 @@ func (m *Matcher) ConversationKey(s Source) uint64 {
 // Conversation returns the name of the conversation for engines: the client's own id,
 // else the key of the conversation that the prompt continues, else "". It is valid
 // until the body is freed.
-func Conversation(ask *coordinator.Ask) string {
+func Conversation(ask *coordinator.PlacementRequest) string {
 	if id := ask.Key.Conversation.ID; id != "" {
 		return id
 	}

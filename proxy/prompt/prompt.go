@@ -110,7 +110,7 @@ func (p *Prompt) TokenIDs() []uint32 { return p.found }
 // the conversation. A prompt whose token ids
 // are unknown is placed without its blocks. The error reports that there is no memory for the token
 // ids. The facts are valid until the body is freed.
-func (m *Matcher) Match(ctx context.Context, p *Prompt, s Source, ask *coordinator.Ask) error {
+func (m *Matcher) Match(ctx context.Context, p *Prompt, s Source, ask *coordinator.PlacementRequest) error {
 	m.o.Coordinator.Cut(&p.cut, s.Request.Model)
 	lora := s.Request.LoRA()
 	if lora == "" {

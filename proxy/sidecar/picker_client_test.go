@@ -73,7 +73,7 @@ func TestFollow(t *testing.T) {
 			fits:  func(w coordinator.Within) bool { return w.Prefill == nil },
 			calls: "picker_prefill no_target,picker", within: "[] [] [d0]"},
 	} {
-		c := &caller{ask: new(coordinator.Ask), fits: func(coordinator.Within) bool { return true }}
+		c := &caller{ask: new(coordinator.PlacementRequest), fits: func(coordinator.Within) bool { return true }}
 		if tt.fits != nil {
 			c.fits = tt.fits
 		}

@@ -24,7 +24,7 @@ type Journal interface {
 // Request is the request that a Route is for. The Route changes Ask.
 type Request struct {
 	Body          *openai.Request // parsed after Read
-	Ask           *coordinator.Ask
+	Ask           *coordinator.PlacementRequest
 	Journal       Journal
 	ScheduleStyle string // trtllm.schedule_style
 }

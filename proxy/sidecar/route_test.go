@@ -19,7 +19,7 @@ import (
 
 // caller is the exchange of a test. It places on the engines for which fits returns true.
 type caller struct {
-	ask   *coordinator.Ask
+	ask   *coordinator.PlacementRequest
 	fits  func(coordinator.Within) bool
 	calls []string // the policies used, and those skipped with their reasons
 }
@@ -67,7 +67,7 @@ func sidecarOf(t *testing.T, edit func(*config.Sidecar)) *Sidecar {
 
 // read begins the route of a request with that header line.
 func read(sc *Sidecar, line string) (*Route, *caller, error) {
-	c := &caller{ask: new(coordinator.Ask), fits: func(coordinator.Within) bool { return true }}
+	c := &caller{ask: new(coordinator.PlacementRequest), fits: func(coordinator.Within) bool { return true }}
 	h := http.Header{}
 	if name, value, ok := strings.Cut(line, ": "); ok {
 		h.Set(name, value)

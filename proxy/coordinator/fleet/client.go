@@ -58,7 +58,7 @@ type Substitute interface {
 	Lend(p *coordinator.Placement)
 }
 
-// Client is the Coordinator of a worker. It sends each Ask to a Server in another
+// Client is the Coordinator of a worker. It sends each PlacementRequest to a Server in another
 // process, and uses Fallback while the Server does not answer. Safe for concurrent use.
 type Client struct {
 	o       ClientOptions
@@ -257,7 +257,7 @@ type granted struct {
 
 // Place implements Coordinator. If the coordinator does not answer within the patience,
 // Fallback places the request.
-func (c *Client) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Placement, error) {
+func (c *Client) Place(ctx context.Context, a *coordinator.PlacementRequest) (*coordinator.Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -279,7 +279,7 @@ func (c *Client) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Pl
 
 // ask requests a placement from the coordinator. errAway: the Fallback must place the
 // request.
-func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scratch) (*granted, error) {
+func (c *Client) ask(ctx context.Context, s *session, a *coordinator.PlacementRequest, m *scratch) (*granted, error) {
 	if a.Lookup.Done && a.Lookup.Process != s.process {
 		a.Lookup.Turn, a.Lookup.Process = unlooked(a.Lookup.Turn), s.process
 	}
@@ -334,7 +334,7 @@ func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scr
 }
 
 // placeHere places a request by the Fallback and reports the lease to the coordinator.
-func (c *Client) placeHere(ctx context.Context, a *coordinator.Ask, s *session) (*coordinator.Placement, error) {
+func (c *Client) placeHere(ctx context.Context, a *coordinator.PlacementRequest, s *session) (*coordinator.Placement, error) {
 	p, err := c.o.Fallback.Place(ctx, a)
 	if err != nil {
 		c.o.Observer.Fallback("place", coordinator.ReasonCoordinator)

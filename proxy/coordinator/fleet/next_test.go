@@ -147,7 +147,7 @@ func bubbleNext(t *testing.T, worker, served bool) {
 		for i := range 8 {
 			running.Go(func() {
 				for n := range 100 {
-					a := placetest.NewAsk()
+					a := placetest.NewPlacementRequest()
 					a.Key.Conversation.ID = fmt.Sprint(i, n%5)
 					a.Request.Prompt = "\xff hello"
 					p, err := w.client.Place(context.Background(), a)
@@ -175,7 +175,7 @@ func bubbleNext(t *testing.T, worker, served bool) {
 			t.Errorf("an unknown call is answered with %q, %v", answer, err)
 		}
 		w.pipes.fall(true) // its lease is moved when the worker reconnects
-		p := w.Must(t, placetest.NewAsk())
+		p := w.Must(t, placetest.NewPlacementRequest())
 		w.client.Redial()
 		w.pipes.fall(false)
 		later(2 * time.Second)

@@ -220,9 +220,9 @@ func TestTokenOverTCP(t *testing.T) {
 func (w *apart) connected(t *testing.T, r *host) {
 	t.Helper()
 	until(t, w.Connected)
-	p, err := w.Place(t.Context(), placetest.NewAsk())
+	p, err := w.Place(t.Context(), placetest.NewPlacementRequest())
 	if err != nil || here(p) {
-		t.Fatalf("w.Place(placetest.NewAsk()) = %v, %v", p, err)
+		t.Fatalf("w.Place(placetest.NewPlacementRequest()) = %v, %v", p, err)
 	}
 	p.Lease.Release()
 	until(t, func() bool { return r.Open() == 0 })

@@ -93,8 +93,8 @@ func (w *leaders) worker(t *testing.T) *Client {
 }
 
 // turn returns a request of a conversation.
-func turn(id string) *coordinator.Ask {
-	a := placetest.NewAsk()
+func turn(id string) *coordinator.PlacementRequest {
+	a := placetest.NewPlacementRequest()
 	a.Key.Conversation = conversation.Query{ID: id}
 	return a
 }
@@ -184,7 +184,7 @@ func TestSplit(t *testing.T) {
 	w.dialled.Store(old)
 	client := w.worker(t)
 	w.connected(t)
-	held := w.Must(t, placetest.NewAsk())
+	held := w.Must(t, placetest.NewPlacementRequest())
 	w.dialled.Store(late)
 	client.Redial()
 	for late.Open() != 1 || old.Open() != 0 || len(old.Workers()) != 0 {
@@ -195,7 +195,7 @@ func TestSplit(t *testing.T) {
 	for client.Connected() {
 		placetest.Pause(t)
 	}
-	if _, err := w.Place(t.Context(), placetest.NewAsk()); err != nil { // the worker's fallback places the request
+	if _, err := w.Place(t.Context(), placetest.NewPlacementRequest()); err != nil { // the worker's fallback places the request
 		t.Error(err)
 	}
 	err := Follow(t.Context(), FollowOptions{Dial: client.o.Dial, Epoch: 6}, func(context.Context, func(context.Context, []byte) ([]byte, error)) {

@@ -24,9 +24,9 @@ const maxAskRecords = maxChains + abi.MaxAllHeaders + 16
 // product below the range of a duration.
 const maxRemaining = 365 * 24 * 3600 * 1000
 
-// appendPlace appends an Ask with the number of its lease. m is memory for it. False: the
-// coordinator does not have an instance that the Ask requires.
-func appendPlace(dst []byte, m *fleetpb.Place, lease uint64, a *coordinator.Ask, n Numbers) (_ []byte, ok bool) {
+// appendPlace appends a PlacementRequest with the number of its lease. m is memory for it. False: the
+// coordinator does not have an instance that the PlacementRequest requires.
+func appendPlace(dst []byte, m *fleetpb.Place, lease uint64, a *coordinator.PlacementRequest, n Numbers) (_ []byte, ok bool) {
 	defer resetPlace(m)
 	if !putTargets(m, a, n) {
 		return dst, false
@@ -64,7 +64,7 @@ func appendPlace(dst []byte, m *fleetpb.Place, lease uint64, a *coordinator.Ask,
 	return fleetpb.AppendFast(dst, m), true
 }
 
-// resetPlace resets m without the memory of the Ask that it referred to.
+// resetPlace resets m without the memory of the PlacementRequest that it referred to.
 func resetPlace(m *fleetpb.Place) {
 	for _, c := range m.Chains {
 		c.Hashes = nil
@@ -100,9 +100,9 @@ func putEnds(m *fleetpb.Place, q *conversation.Query) {
 	}
 }
 
-// putTargets sets the targets of an Ask. Unknown targets are left out of Excluded and Same;
+// putTargets sets the targets of a PlacementRequest. Unknown targets are left out of Excluded and Same;
 // without an unknown required target the result is false.
-func putTargets(m *fleetpb.Place, a *coordinator.Ask, n Numbers) (ok bool) {
+func putTargets(m *fleetpb.Place, a *coordinator.PlacementRequest, n Numbers) (ok bool) {
 	var known, decode bool
 	if m.Prefill, ok = putTarget(a.Prefill, n); ok && m.Prefill != 0 {
 		m.Id = a.ID
@@ -141,9 +141,9 @@ func putInstances(list []*engine.Instance, n Numbers) *fleetpb.Instances {
 	return m
 }
 
-// heard is an Ask that was read from the wire, and its memory.
+// heard is a PlacementRequest that was read from the wire, and its memory.
 type heard struct {
-	coordinator.Ask
+	coordinator.PlacementRequest
 	lease  uint64
 	lost   bool // a required target is unknown here
 	ends   []conversation.End
@@ -275,7 +275,7 @@ func (h *heard) readEnds() {
 	h.ends, q.Ends = ends, ends
 }
 
-// maxKept bounds the memory that is kept for the next Ask, in blocks of a chain. For the
+// maxKept bounds the memory that is kept for the next PlacementRequest, in blocks of a chain. For the
 // memory of an answer the bound is eight times as many bytes.
 const maxKept = 8 << 10
 
@@ -300,7 +300,7 @@ func (h *heard) drop() {
 		h.within[i] = kept(list)
 	}
 	clear(h.Key.Chains)
-	h.Ask = coordinator.Ask{Excluded: kept(h.Excluded)[:0], Key: coordinator.Key{Chains: h.Key.Chains[:0]}}
+	h.PlacementRequest = coordinator.PlacementRequest{Excluded: kept(h.Excluded)[:0], Key: coordinator.Key{Chains: h.Key.Chains[:0]}}
 }
 
 // kept returns the memory of a list that is not too large to be kept.

@@ -156,7 +156,7 @@ func placers(b *testing.B, fleet string, run func(b *testing.B, c coordinator.Co
 }
 
 // placeOnce makes the coordinator calls of an exchange with one leg, or with two.
-func placeOnce(b *testing.B, c coordinator.Coordinator, a *coordinator.Ask) {
+func placeOnce(b *testing.B, c coordinator.Coordinator, a *coordinator.PlacementRequest) {
 	p, err := c.Place(context.Background(), a)
 	if err != nil {
 		b.Error(err)
@@ -178,7 +178,7 @@ func placeOnce(b *testing.B, c coordinator.Coordinator, a *coordinator.Ask) {
 func BenchmarkWireAlone(b *testing.B) {
 	for _, fleet := range []string{"aggregated", "pair"} {
 		placers(b, fleet, func(b *testing.B, c coordinator.Coordinator, cpu func() time.Duration) {
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			before := cpu()
 			b.ReportAllocs()
 			for b.Loop() {
@@ -199,7 +199,7 @@ func BenchmarkWirePaced(b *testing.B) {
 			before, began := cpu(), time.Now()
 			for i := range callers {
 				running.Go(func() {
-					a := placetest.NewAsk()
+					a := placetest.NewPlacementRequest()
 					for n := i; n < b.N; n += callers {
 						at := began.Add(time.Duration(n) * time.Second / (callers * each))
 						time.Sleep(time.Until(at))
@@ -246,7 +246,7 @@ func benchWorkers(b *testing.B, network string) {
 	var running sync.WaitGroup
 	for i := range workers * each {
 		running.Go(func() {
-			a := placetest.NewAsk()
+			a := placetest.NewPlacementRequest()
 			for range b.N / (workers * each) {
 				placeOnce(b, clients[i%workers], a)
 			}

@@ -75,19 +75,19 @@ func TestExtremes(t *testing.T) {
 	t.Run("ask", func(t *testing.T) {
 		h := new(heard)
 		for i, a := range append(asks(w, t),
-			&coordinator.Ask{Key: coordinator.Key{Chains: many, Conversation: conversation.Query{Chain: many[0].Blocks}}},
-			&coordinator.Ask{Key: coordinator.Key{Chains: many, Conversation: conversation.Query{Chain: many[maxChains].Blocks}}},
+			&coordinator.PlacementRequest{Key: coordinator.Key{Chains: many, Conversation: conversation.Query{Chain: many[0].Blocks}}},
+			&coordinator.PlacementRequest{Key: coordinator.Key{Chains: many, Conversation: conversation.Query{Chain: many[maxChains].Blocks}}},
 		) {
 			extremes(reflect.ValueOf(a).Elem(), fmt.Sprint(i), func(what string) {
 				b, ok := appendPlace(nil, new(fleetpb.Place), math.MaxUint64, a, numbers)
 				if !ok {
-					t.Fatal("an Ask could not be encoded")
+					t.Fatal("a PlacementRequest could not be encoded")
 				}
 				if err := h.read(b, numbers, make(names)); err != nil || h.lost || h.lease != math.MaxUint64 {
 					t.Errorf("%s: %v, lost %v, lease %d", what, err, h.lost, h.lease)
 				}
 				got, want := h.Request, a.Request
-				got.Remaining = want.Remaining                                                                            // sent as Ask.Deadline
+				got.Remaining = want.Remaining                                                                            // sent as PlacementRequest.Deadline
 				got.Model, got.Turn, got.Conversation, got.Shared = want.Model, want.Turn, want.Conversation, want.Shared // found by the coordinator
 				want.Headers = slices.Clone(want.Headers)
 				for i := range want.Headers { // the wire has the bounds of a frame
@@ -96,20 +96,20 @@ func TestExtremes(t *testing.T) {
 				}
 				if !reflect.DeepEqual(got, want) || h.Model != a.Model || h.ID != a.ID && !a.Prefill.IsZero() || h.Key.Conversation.ID != a.Key.Conversation.ID ||
 					!slices.Equal(h.Key.Conversation.Chain, a.Key.Conversation.Chain) {
-					t.Errorf("%s reads as %+v, want %+v", what, &h.Ask, a)
+					t.Errorf("%s reads as %+v, want %+v", what, &h.PlacementRequest, a)
 				}
 				h.drop()
 			})
 		}
 	})
 	t.Run("reply", func(t *testing.T) {
-		a := placetest.NewAsk()
+		a := placetest.NewPlacementRequest()
 		p := w.Must(t, a)
 		defer p.Lease.Release()
 		p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
-		read := func(what string, a *coordinator.Ask) {
+		read := func(what string, a *coordinator.PlacementRequest) {
 			g, charge := &granted{}, new(coordinator.Charge)
-			if err := readPlaced(appendPlaced(nil, new(fleetpb.Placed), a, p, nil), new(fleetpb.Placed), placetest.NewAsk(), g, charge, numbers, make(names)); err != nil {
+			if err := readPlaced(appendPlaced(nil, new(fleetpb.Placed), a, p, nil), new(fleetpb.Placed), placetest.NewPlacementRequest(), g, charge, numbers, make(names)); err != nil {
 				t.Errorf("%s: readPlaced = %v, want nil", what, err)
 			}
 			long := p.FirstByte < 0 || p.FirstByte > 24*time.Hour
@@ -141,7 +141,7 @@ func TestExtremes(t *testing.T) {
 			errs = append(errs, &coordinator.NoTargetError{Phase: phase, Model: "m"})
 		}
 		for _, want := range errs {
-			if err := readPlaced(appendPlaced(nil, new(fleetpb.Placed), a, nil, want), new(fleetpb.Placed), placetest.NewAsk(), &granted{}, new(coordinator.Charge), numbers, make(names)); !reflect.DeepEqual(err, want) {
+			if err := readPlaced(appendPlaced(nil, new(fleetpb.Placed), a, nil, want), new(fleetpb.Placed), placetest.NewPlacementRequest(), &granted{}, new(coordinator.Charge), numbers, make(names)); !reflect.DeepEqual(err, want) {
 				t.Errorf("%v became %v", want, err)
 			}
 		}
@@ -212,7 +212,7 @@ func TestExtremeMessages(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
 		blocks := []kvindex.Hash{1, 2}
 		for _, n := range []int64{math.MinInt64, -1, 0, 1, 1 << 31, math.MaxInt64} {
-			p := w.Must(t, placetest.NewAsk())
+			p := w.Must(t, placetest.NewPlacementRequest())
 			if here(p) {
 				t.Fatalf("request %d was placed without the coordinator", n)
 			}
@@ -241,7 +241,7 @@ func TestLimitOfAPlan(t *testing.T) {
 			return abi.PlanAnswer{Decision: abi.PlanDisaggregate, LimitMillis: math.MaxUint32}, "patient", true
 		}})
 		for range 3 {
-			p := w.Must(t, placetest.NewAsk())
+			p := w.Must(t, placetest.NewPlacementRequest())
 			if here(p) || p.FirstByte != 24*time.Hour || !w.client.Connected() {
 				t.Errorf("got fallbacks %v, limit %v, connected %v", p.Fallbacks, p.FirstByte, w.client.Connected())
 			}

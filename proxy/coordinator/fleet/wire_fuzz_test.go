@@ -24,15 +24,15 @@ import (
 )
 
 // asks returns requests that together set every field.
-func asks(w *world, t testing.TB) []*coordinator.Ask {
+func asks(w *world, t testing.TB) []*coordinator.PlacementRequest {
 	p, q, d := w.Target(t, "p", 1), w.Target(t, "q", 0), w.Target(t, "d", 0)
 	chain := []kvindex.Hash{1, 2, 1 << 63}
 	text := []coordinator.Chain{{Form: kvindex.Form{Block: 16}, Blocks: []kvindex.Hash{9}}, {Form: coordinator.TextForm, Blocks: chain}}
 	table := conversation.New(10)
 	table.Record(table.Look(conversation.Query{ID: "x"}), home(p), home(d), time.UnixMilli(77))
-	return []*coordinator.Ask{
+	return []*coordinator.PlacementRequest{
 		{},
-		placetest.NewAsk(),
+		placetest.NewPlacementRequest(),
 		{Model: "m", Request: abi.RequestFacts{PromptTokens: 1 << 40, MaxTokens: -1, N: 3, Stream: true, PairBroken: true, Prompt: `"hi"`, Traits: abi.Traits{Salt: 1 << 63, Adapter: "sql", Tools: true, Audio: true}, Headers: []abi.RequestHeader{{Name: "x-tier", Value: "gold", Present: true}, {Name: "x-empty", Present: true, Cut: true}}}, Aggregate: abi.RoleDecode, Two: true},
 		{Model: "m", Prefill: p, ID: 1<<63 - 2, Excluded: []engine.Target{q, d}, Same: coordinator.Pair{Decode: d}},
 		{Model: "m", Same: coordinator.Pair{Prefill: p, Decode: d}, Within: coordinator.Within{Prefill: []*engine.Instance{p.Instance, q.Instance}, Whole: []*engine.Instance{}}},
@@ -62,7 +62,7 @@ func TestAsksAndAdoptions(t *testing.T) {
 		if err := h.read(b, numbers, known); err != nil || h.lost || h.lease != uint64(i)<<40 {
 			t.Fatalf("ask %d: %v, lost %v, lease %d", i, err, h.lost, h.lease)
 		}
-		got := h.Ask
+		got := h.PlacementRequest
 		if len(got.Excluded) == 0 {
 			got.Excluded = nil
 		}
@@ -89,14 +89,14 @@ func TestWhatIsNotKnown(t *testing.T) {
 	stranger := engine.Target{Instance: &engine.Instance{ID: 999}}
 	few := numbersOf{p.Instance: 1}
 	for name, tt := range map[string]struct {
-		a       *coordinator.Ask
+		a       *coordinator.PlacementRequest
 		written bool
 	}{
-		"fixed":    {&coordinator.Ask{Prefill: d}, false},
-		"only":     {&coordinator.Ask{Only: coordinator.Pair{Prefill: p, Decode: d}}, false},
-		"same":     {&coordinator.Ask{Same: coordinator.Pair{Prefill: p, Decode: d}}, true},
-		"excluded": {&coordinator.Ask{Excluded: []engine.Target{d}}, true},
-		"within":   {&coordinator.Ask{Within: coordinator.Within{Decode: []*engine.Instance{d.Instance}}}, true},
+		"fixed":    {&coordinator.PlacementRequest{Prefill: d}, false},
+		"only":     {&coordinator.PlacementRequest{Only: coordinator.Pair{Prefill: p, Decode: d}}, false},
+		"same":     {&coordinator.PlacementRequest{Same: coordinator.Pair{Prefill: p, Decode: d}}, true},
+		"excluded": {&coordinator.PlacementRequest{Excluded: []engine.Target{d}}, true},
+		"within":   {&coordinator.PlacementRequest{Within: coordinator.Within{Decode: []*engine.Instance{d.Instance}}}, true},
 	} {
 		b, ok := appendPlace(nil, new(fleetpb.Place), 1, tt.a, few)
 		if ok != tt.written {
@@ -104,13 +104,13 @@ func TestWhatIsNotKnown(t *testing.T) {
 		}
 		h := new(heard)
 		if err := h.read(b, few, make(names)); ok && (err != nil || h.lost || !h.Same.Decode.IsZero() || len(h.Excluded) != 0 || len(h.Within.Decode) != 0) {
-			t.Errorf("%s: h.read(b, few, make(names)) = %v, %+v", name, err, h.Ask)
+			t.Errorf("%s: h.read(b, few, make(names)) = %v, %+v", name, err, h.PlacementRequest)
 		}
 		if h.Within.Decode == nil && tt.a.Within.Decode != nil {
 			t.Errorf("%s: any instance will do", name)
 		}
 	}
-	b, _ := appendPlace(nil, new(fleetpb.Place), 1, &coordinator.Ask{Prefill: stranger}, numbersOf{stranger.Instance: 999})
+	b, _ := appendPlace(nil, new(fleetpb.Place), 1, &coordinator.PlacementRequest{Prefill: stranger}, numbersOf{stranger.Instance: 999})
 	h := new(heard)
 	if err := h.read(b, placetest.Same{Reg: w.Reg}, make(names)); err != nil || !h.lost {
 		t.Errorf("%v, lost %v", err, h.lost)
@@ -136,18 +136,18 @@ func (n numbersOf) Instance(number uint32) *engine.Instance {
 // TestReplies: replies are read as they were written.
 func TestReplies(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	a := placetest.NewAsk()
+	a := placetest.NewPlacementRequest()
 	p := w.Must(t, a)
 	p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
 	b := appendPlaced(nil, new(fleetpb.Placed), a, p, nil)
 	g, charge := &granted{}, new(coordinator.Charge)
-	if err := readPlaced(b, new(fleetpb.Placed), placetest.NewAsk(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
+	if err := readPlaced(b, new(fleetpb.Placed), placetest.NewPlacementRequest(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
 		!reflect.DeepEqual(g.Facts.Candidates, p.Facts.Candidates) || !reflect.DeepEqual(g.Targets, p.Targets) ||
 		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || *charge != p.Lease.Charge() {
 		t.Errorf("readPlaced = %v, %+v", err, g.Placement)
 	}
 	for _, want := range []error{coordinator.ErrUnknownModel, coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.HeldError{Limit: 700 * time.Millisecond}, &coordinator.NoTargetError{Phase: abi.Decode, Model: "m"}, errAway} {
-		if err := readPlaced(appendPlaced(nil, new(fleetpb.Placed), a, nil, want), new(fleetpb.Placed), placetest.NewAsk(), &granted{}, new(coordinator.Charge), placetest.Same{Reg: w.Reg}, make(names)); !reflect.DeepEqual(err, want) {
+		if err := readPlaced(appendPlaced(nil, new(fleetpb.Placed), a, nil, want), new(fleetpb.Placed), placetest.NewPlacementRequest(), &granted{}, new(coordinator.Charge), placetest.Same{Reg: w.Reg}, make(names)); !reflect.DeepEqual(err, want) {
 			t.Errorf("%v became %v", want, err)
 		}
 	}
@@ -209,7 +209,7 @@ func FuzzWorker(f *testing.F) {
 // FuzzReply: a worker handles any answer of a coordinator without a panic.
 func FuzzReply(f *testing.F) {
 	w := newWorld(f, "p prefill", "d decode")
-	a := placetest.NewAsk()
+	a := placetest.NewPlacementRequest()
 	p := w.Must(f, a)
 	f.Add(appendPlaced(nil, new(fleetpb.Placed), a, p, nil))
 	for _, err := range []error{coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.NoTargetError{Phase: abi.Decode}, errAway} {
@@ -217,7 +217,7 @@ func FuzzReply(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		g, charge := &granted{}, new(coordinator.Charge)
-		if err := readPlaced(b, new(fleetpb.Placed), placetest.NewAsk(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err == nil && (g.Decode.IsZero() || len(g.Targets) != len(g.Facts.Candidates)) {
+		if err := readPlaced(b, new(fleetpb.Placed), placetest.NewPlacementRequest(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err == nil && (g.Decode.IsZero() || len(g.Targets) != len(g.Facts.Candidates)) {
 			t.Fatalf("%+v", g.Placement)
 		}
 		readDemand(b)

@@ -16,7 +16,7 @@ import (
 const maxReplyRecords = 4096
 
 // appendPlaced appends the result for a; p is nil if err is not. m is memory for it.
-func appendPlaced(dst []byte, m *fleetpb.Placed, a *coordinator.Ask, p *coordinator.Placement, err error) []byte {
+func appendPlaced(dst []byte, m *fleetpb.Placed, a *coordinator.PlacementRequest, p *coordinator.Placement, err error) []byte {
 	defer m.ResetVT()
 	if a.Lookup.Done {
 		m.Turn = a.Lookup.Turn.Message()
@@ -65,7 +65,7 @@ var errAway = errors.New("place request: the coordinator cannot place it")
 
 // readPlaced reads an answer into g, charge and a; m is memory for it. It returns an error of
 // Place, errAway if the Fallback must place the request, or an ErrGarbage. Nothing aliases b.
-func readPlaced(b []byte, m *fleetpb.Placed, a *coordinator.Ask, g *granted, charge *coordinator.Charge, n Numbers, known names) error {
+func readPlaced(b []byte, m *fleetpb.Placed, a *coordinator.PlacementRequest, g *granted, charge *coordinator.Charge, n Numbers, known names) error {
 	defer m.ResetVT()
 	if fleetpb.UnmarshalView(b, m, maxReplyRecords) != nil {
 		return link.Garbage("a placement")

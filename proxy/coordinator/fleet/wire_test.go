@@ -50,7 +50,7 @@ func TestConnectionLost(t *testing.T) {
 		"thrown": func(w *wired) { w.server.workers[1].conn.Close(errors.New("away with it")) },
 	} {
 		bubble(t, name, nil, func(t *testing.T, w *wired) {
-			computing, streaming, ended := w.Must(t, placetest.NewAsk()), w.Must(t, placetest.NewAsk()), w.Must(t, placetest.NewAsk())
+			computing, streaming, ended := w.Must(t, placetest.NewPlacementRequest()), w.Must(t, placetest.NewPlacementRequest()), w.Must(t, placetest.NewPlacementRequest())
 			streaming.Lease.PrefillDone()
 			later(link.Linger)
 			w.holds(t, 3)
@@ -66,7 +66,7 @@ func TestConnectionLost(t *testing.T) {
 				t.Errorf("%d and %d requests and %d ids remain", p.Requests(), d.Requests(), w.LiveIDs())
 			}
 			ended.Lease.Release()
-			alone := w.Must(t, placetest.NewAsk())
+			alone := w.Must(t, placetest.NewPlacementRequest())
 			if !here(alone) {
 				t.Error("the fallback of a lone worker did not place the request")
 			}
@@ -79,7 +79,7 @@ func TestConnectionLost(t *testing.T) {
 			if w.LiveIDs() != 3 {
 				t.Errorf("%d ids in flight", w.LiveIDs())
 			}
-			next := w.Must(t, placetest.NewAsk())
+			next := w.Must(t, placetest.NewPlacementRequest())
 			if here(next) {
 				t.Error("the coordinator is connected again, and the worker does not use it")
 			}
@@ -96,7 +96,7 @@ func TestConnectionLost(t *testing.T) {
 // TestPhaseOfAnAdoption: an adopted lease whose prefill is done holds no prefill load.
 func TestPhaseOfAnAdoption(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		p := w.Must(t, placetest.NewAsk())
+		p := w.Must(t, placetest.NewPlacementRequest())
 		counter := &p.Prefill.Load[0]
 		for round := range 3 {
 			if round == 1 {
@@ -128,7 +128,7 @@ func (listed) Forget() {}
 // coordinator, even if the lease is still in the client's list.
 func TestReleaseDuringReconnect(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		p := w.Must(t, placetest.NewAsk())
+		p := w.Must(t, placetest.NewPlacementRequest())
 		remote := listed{w.client.open}
 		p.Lease.Attach(remote)
 		p.Lease.Release()
@@ -153,20 +153,20 @@ func TestLateAnswers(t *testing.T) {
 			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "slow", true
 		}})
 		began := time.Now()
-		first := w.Must(t, placetest.NewAsk())
+		first := w.Must(t, placetest.NewPlacementRequest())
 		took := time.Since(began)
 		if !here(first) || took < DefaultPatience || took > DefaultPatience+2*link.Linger {
 			t.Errorf("placed by %v after %v", first.Fallbacks, took)
 		}
 		began = time.Now()
-		second := w.Must(t, placetest.NewAsk())
+		second := w.Must(t, placetest.NewPlacementRequest())
 		if !here(second) || time.Since(began) != 0 {
 			t.Errorf("the second waited %v, fallbacks %v", time.Since(began), second.Fallbacks)
 		}
 		slow.Store(false)
 		later(time.Second) // the answer shows that the coordinator lives
 		w.holds(t, 2)      // the two leases that the worker placed; the late one was returned
-		third := w.Must(t, placetest.NewAsk())
+		third := w.Must(t, placetest.NewPlacementRequest())
 		if here(third) || third.Policy != "slow" {
 			t.Errorf("placement after a frame from the coordinator: fallbacks %v, policy %q", third.Fallbacks, third.Policy)
 		}
@@ -181,7 +181,7 @@ func TestLateAnswers(t *testing.T) {
 		c.hold()
 		began := time.Now()
 		for n := range 100 {
-			p := w.Must(t, placetest.NewAsk())
+			p := w.Must(t, placetest.NewPlacementRequest())
 			defer p.Lease.Release()
 			if n > 0 && !here(p) { // the first answer came before the connection became silent
 				t.Fatal("the coordinator answered through a cut connection")
@@ -211,10 +211,10 @@ func TestCancelledPlace(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		left := errors.New("left")
 		time.AfterFunc(10*time.Millisecond, func() { cancel(left) })
-		if _, err := w.client.Place(ctx, placetest.NewAsk()); !errors.Is(err, left) {
+		if _, err := w.client.Place(ctx, placetest.NewPlacementRequest()); !errors.Is(err, left) {
 			t.Error(err)
 		}
-		if _, err := w.client.Place(ctx, placetest.NewAsk()); !errors.Is(err, left) {
+		if _, err := w.client.Place(ctx, placetest.NewPlacementRequest()); !errors.Is(err, left) {
 			t.Error(err)
 		}
 		later(time.Second)
@@ -235,7 +235,7 @@ func TestSlowPlacementsHoldUpNobody(t *testing.T) {
 		began := time.Now()
 		for range 50 {
 			placing.Go(func() {
-				p, err := w.client.Place(t.Context(), placetest.NewAsk())
+				p, err := w.client.Place(t.Context(), placetest.NewPlacementRequest())
 				if err != nil {
 					t.Error(err)
 					return
@@ -262,7 +262,7 @@ func TestEpochs(t *testing.T) {
 			w.server.StandBy()
 			w.server.Lead(tt.epoch)
 			later(2 * time.Second)
-			p := w.Must(t, placetest.NewAsk())
+			p := w.Must(t, placetest.NewPlacementRequest())
 			if here(p) == tt.follow {
 				t.Errorf("epoch %d: fallbacks %v", tt.epoch, p.Fallbacks)
 			}
@@ -355,7 +355,7 @@ func TestGarbageFromAWorker(t *testing.T) {
 		},
 	} {
 		bubble(t, name, nil, func(t *testing.T, w *wired) {
-			p := w.Must(t, placetest.NewAsk())
+			p := w.Must(t, placetest.NewPlacementRequest())
 			w.pipes.fall(true)
 			send(w.client.session.Load())
 			later(2 * link.Linger) // the peer does not read continuously
@@ -430,7 +430,7 @@ func TestTopics(t *testing.T) {
 		strange.Store(true)
 		w.server.Publish(TopicMembership, []byte("?"))
 		later(10 * time.Second)
-		if p := w.Must(t, placetest.NewAsk()); !here(p) || w.client.Connected() {
+		if p := w.Must(t, placetest.NewPlacementRequest()); !here(p) || w.client.Connected() {
 			t.Errorf("got fallbacks %v, connected %v", p.Fallbacks, w.client.Connected())
 		} else {
 			p.Lease.Release()
@@ -440,7 +440,7 @@ func TestTopics(t *testing.T) {
 		}
 		strange.Store(false)
 		later(2 * time.Second)
-		p := w.Must(t, placetest.NewAsk())
+		p := w.Must(t, placetest.NewPlacementRequest())
 		if here(p) {
 			t.Error("the worker does not reconnect")
 		}
@@ -453,7 +453,7 @@ func TestTopics(t *testing.T) {
 			t.Errorf("needs %v", w.client.Needs())
 		}
 		w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
-		w.Must(t, placetest.NewAsk()).Lease.Release() // the release is sent with the answer
+		w.Must(t, placetest.NewPlacementRequest()).Lease.Release() // the release is sent with the answer
 		var c, own coordinator.Cut
 		w.client.Cut(&c, "m")
 		w.Local.Cut(&own, "m")
@@ -475,7 +475,7 @@ func TestHeaders(t *testing.T) {
 				return abi.PlaceDecision{}, coordinator.ReasonAbsent, false
 			},
 		})
-		a := placetest.NewAsk()
+		a := placetest.NewPlacementRequest()
 		a.Request.Headers = []abi.RequestHeader{{Name: "x-tier", Value: "gold", Present: true, Cut: true}, {Name: "x-region", Present: true}}
 		w.Must(t, a).Lease.Release()
 		if !slices.Equal(got, a.Request.Headers) {
@@ -485,7 +485,7 @@ func TestHeaders(t *testing.T) {
 			t.Errorf("needs %v, headers %q", w.client.Needs(), names)
 		}
 		w.SetDecider(placetest.Stub{Wants: abi.NeedHeaders, WantedHeaders: []string{"x-region"}})
-		w.Must(t, placetest.NewAsk()).Lease.Release()
+		w.Must(t, placetest.NewPlacementRequest()).Lease.Release()
 		if names := w.client.Headers(); !slices.Equal(names, []string{"x-region"}) {
 			t.Errorf("after a change: headers %q", names)
 		}
@@ -639,7 +639,7 @@ func TestOrphans(t *testing.T) {
 		}, (*wired).die, "free it"},
 	} {
 		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
-			p := w.Must(t, placetest.NewAsk())
+			p := w.Must(t, placetest.NewPlacementRequest())
 			if !p.Lease.WantsOrphanCleanup() {
 				t.Fatal("WantsOrphanCleanup = false with a coordinator")
 			}
@@ -664,7 +664,7 @@ func TestOrphans(t *testing.T) {
 	}
 	t.Run("of one process", func(t *testing.T) {
 		w := newWorld(t, "p prefill", "d decode")
-		p := w.Must(t, placetest.NewAsk())
+		p := w.Must(t, placetest.NewPlacementRequest())
 		if p.Lease.WantsOrphanCleanup() {
 			t.Error("WantsOrphanCleanup = true without a coordinator")
 		}
@@ -715,7 +715,7 @@ func TestOrphansWhilePrefillComputes(t *testing.T) {
 		}, ""},
 	} {
 		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
-			p := w.Must(t, placetest.NewAsk())
+			p := w.Must(t, placetest.NewPlacementRequest())
 			p.Lease.RegisterOrphanCleanup([]byte("write it"))
 			synctest.Wait() // the message is sent at once
 			tt.life(w, p.Lease)
@@ -734,7 +734,7 @@ func TestOrphansWhilePrefillComputes(t *testing.T) {
 	}
 	t.Run("of one process", func(t *testing.T) {
 		w := newWorld(t, "p prefill", "d decode")
-		p := w.Must(t, placetest.NewAsk())
+		p := w.Must(t, placetest.NewPlacementRequest())
 		p.Lease.RegisterOrphanCleanup([]byte("write it"))
 		p.Lease.Release()
 	})
@@ -748,7 +748,7 @@ func TestOrphansWhilePrefillComputesAreBounded(t *testing.T) {
 		var open []*coordinator.Lease
 		register := func() {
 			for range 10 {
-				p := w.Must(t, placetest.NewAsk())
+				p := w.Must(t, placetest.NewPlacementRequest())
 				p.Lease.RegisterOrphanCleanup(make([]byte, each))
 				open = append(open, p.Lease)
 			}
@@ -810,7 +810,7 @@ func TestStopAfterADeath(t *testing.T) {
 	} {
 		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
 			tt.host(w)
-			p := w.Must(t, placetest.NewAsk())
+			p := w.Must(t, placetest.NewPlacementRequest())
 			p.Lease.SetOrphanCleanup([]byte("free it"))
 			p.Lease.PrefillDone()
 			later(link.Linger)
@@ -869,7 +869,7 @@ func TestLeasesUnderFire(t *testing.T) {
 		placing.Go(func() {
 			rnd := rand.New(rand.NewPCG(1, uint64(g)))
 			for range 300 {
-				a := placetest.NewAsk()
+				a := placetest.NewPlacementRequest()
 				p, err := w.client.Place(context.Background(), a)
 				if err != nil {
 					t.Error(err)

@@ -138,7 +138,7 @@ func (w *worker) slow() bool {
 func (w *worker) place(number uint32, h *heard) {
 	p, err := w.decide(h)
 	w.tellForms(w.s.o.Local.Demand())
-	h.out = appendPlaced(h.out[:0], &h.placed, &h.Ask, p, err)
+	h.out = appendPlaced(h.out[:0], &h.placed, &h.PlacementRequest, p, err)
 	if p != nil {
 		p.Recycle()
 		if !w.placed(h.lease, p) {
@@ -153,7 +153,7 @@ func (w *worker) place(number uint32, h *heard) {
 func (w *worker) decide(h *heard) (p *coordinator.Placement, err error) {
 	switch {
 	case !h.lost:
-		p, err = w.s.o.Local.Place(w.ctx, &h.Ask)
+		p, err = w.s.o.Local.Place(w.ctx, &h.PlacementRequest)
 	case h.Only.Decode.IsZero() && h.Only.Prefill.IsZero():
 		err = &coordinator.NoTargetError{Phase: abi.Prefill}
 	default:

@@ -241,7 +241,7 @@ func (w *World) BreakCircuit(t testing.TB, names ...string) {
 }
 
 // Must places a or fails the test.
-func (w *World) Must(t testing.TB, a *coordinator.Ask) *coordinator.Placement {
+func (w *World) Must(t testing.TB, a *coordinator.PlacementRequest) *coordinator.Placement {
 	t.Helper()
 	p, err := w.Place(context.Background(), a)
 	if err != nil {
@@ -266,9 +266,9 @@ func (w *World) Idle(t testing.TB) {
 	}
 }
 
-// NewAsk returns a request with 100 prompt tokens and at most 10 answer tokens.
-func NewAsk() *coordinator.Ask {
-	return &coordinator.Ask{Model: "m", Request: abi.RequestFacts{PromptTokens: 100, MaxTokens: 10, N: 1}}
+// NewPlacementRequest returns a request with 100 prompt tokens and at most 10 answer tokens.
+func NewPlacementRequest() *coordinator.PlacementRequest {
+	return &coordinator.PlacementRequest{Model: "m", Request: abi.RequestFacts{PromptTokens: 100, MaxTokens: 10, N: 1}}
 }
 
 func Show(fallbacks []coordinator.Fallback) string {
@@ -316,7 +316,7 @@ func (u Uncounted) Adopt(lease *coordinator.Lease, a coordinator.Adoption) {
 }
 
 // Place places by the coordinator that the test is about.
-func (w *World) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Placement, error) {
+func (w *World) Place(ctx context.Context, a *coordinator.PlacementRequest) (*coordinator.Placement, error) {
 	if w.Remote != nil {
 		return w.Remote.Place(ctx, a)
 	}
@@ -326,6 +326,6 @@ func (w *World) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Pla
 // Arrived returns when the coordinator has received all earlier messages.
 func (w *World) Arrived() {
 	if w.Remote != nil {
-		_, _ = w.Remote.Place(context.Background(), &coordinator.Ask{Model: "not served"}) // the coordinator answers after it has handled all earlier messages
+		_, _ = w.Remote.Place(context.Background(), &coordinator.PlacementRequest{Model: "not served"}) // the coordinator answers after it has handled all earlier messages
 	}
 }

@@ -208,7 +208,7 @@ func (k *routingKey) whole(s *side) []uint64 {
 
 // matchBy sets the conversation and the prompt's blocks in a, as far as the placement
 // policies need them. The error is errMemory.
-func (h *Handler) matchBy(a *coordinator.Ask, k *routingKey, v *servers, s *side, m *held) error {
+func (h *Handler) matchBy(a *coordinator.PlacementRequest, k *routingKey, v *servers, s *side, m *held) error {
 	needs := h.o.Local.Needs()
 	if needs&abi.NeedConversation != 0 {
 		a.Key.Conversation.ID = k.conversation

@@ -338,7 +338,7 @@ func (h *Handler) reserve(ctx context.Context, q *selection, m *held) (*selected
 	if err != nil {
 		return nil, nil, err
 	}
-	a := &coordinator.Ask{
+	a := &coordinator.PlacementRequest{
 		Model: v.model, ID: q.live,
 		Request: abi.RequestFacts{MaxTokens: -1, N: 1, PromptTokens: key.prompt(side)},
 		Within:  coordinator.Within{Prefill: among, Decode: among},

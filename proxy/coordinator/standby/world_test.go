@@ -275,8 +275,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 // turn returns a request of a conversation.
-func turn(id string) *coordinator.Ask {
-	return &coordinator.Ask{
+func turn(id string) *coordinator.PlacementRequest {
+	return &coordinator.PlacementRequest{
 		Model: "m", Request: abi.RequestFacts{PromptTokens: 100, MaxTokens: 10, N: 1},
 		Key: coordinator.Key{Conversation: conversation.Query{ID: id}},
 	}

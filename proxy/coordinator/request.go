@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
-// Ask is one request for a placement.
-type Ask struct {
+// PlacementRequest is one request for a placement.
+type PlacementRequest struct {
 	Model   string           // "" when the client named none
 	Request abi.RequestFacts // shown to the policies
 	Key     Key              // matched with earlier prompts
@@ -49,7 +49,7 @@ type Ask struct {
 }
 
 // Remaining returns the time until the deadline in milliseconds, as abi.Traits.Remaining.
-func (a *Ask) Remaining(now time.Time) int64 {
+func (a *PlacementRequest) Remaining(now time.Time) int64 {
 	if a.Deadline.IsZero() {
 		return 0
 	}
@@ -62,7 +62,7 @@ func (a *Ask) Remaining(now time.Time) int64 {
 
 // excludes reports whether an earlier attempt failed on the instance. It covers all its
 // ranks: they are one process, and usually fail together.
-func (a *Ask) excludes(i *engine.Instance) bool {
+func (a *PlacementRequest) excludes(i *engine.Instance) bool {
 	for _, t := range a.Excluded {
 		if t.Instance == i {
 			return true
@@ -81,7 +81,7 @@ type Lookup struct {
 }
 
 // Found sets Lookup.Turn and the facts of the turn that the policies see.
-func (a *Ask) Found(turn conversation.Turn) {
+func (a *PlacementRequest) Found(turn conversation.Turn) {
 	a.Lookup.Turn, a.Lookup.Done = turn, true
 	a.Request.Turn, a.Request.Conversation = turn.Number, string(turn.Key.AppendText(nil))
 }
