@@ -24,7 +24,7 @@ const (
 	// KnownAfter is the number of samples from which a Regression has the usual error of its
 	// weights.
 	KnownAfter = 16
-	// memory is the number of recent samples from which a Regression is computed.
+	// memory is the number of recent samples from which a Speed is computed.
 	memory = 64
 	// outlier bounds the ratio of a sample to its prediction, and its inverse. A sample
 	// beyond it is moved to it, so that one stall changes little and a lasting change still has an effect.
@@ -51,9 +51,9 @@ type Regression struct {
 }
 
 // Learn adds a sample: work with features x took µs. said is the prediction for it, 0 if there
-// was none. False: the sample is ignored, because it is not finite, not positive or longer than a
+// was none. memory is the number of recent samples that count. False: the sample is ignored, because it is not finite, not positive or longer than a
 // day.
-func (r *Regression) Learn(x *Features, took, said float64) bool {
+func (r *Regression) Learn(x *Features, took, said float64, memory int) bool {
 	size := 0.0 // squared
 	for _, v := range x {
 		if !(v >= 0 && v < 1e12) {
@@ -75,7 +75,7 @@ func (r *Regression) Learn(x *Features, took, said float64) bool {
 		r.Error += (off - r.Error) / float64(min(max(r.Count-KnownAfter, 0)+1, memory))
 	}
 	r.Count++
-	keep, scale := 1-trust/memory, trust/size
+	keep, scale := 1-trust/float64(memory), trust/size
 	for i := range x {
 		for j := range i + 1 {
 			r.square[i][j] = keep*r.square[i][j] + x[i]*x[j]*scale
@@ -187,7 +187,7 @@ func (s *Speed) Measure(tokens int64, took time.Duration) {
 	if s.line.Count >= KnownAfter {
 		said = s.fixed + s.perUnit*x[1]
 	}
-	if !s.line.Learn(&x, float64(took)/float64(time.Microsecond), said) {
+	if !s.line.Learn(&x, float64(took)/float64(time.Microsecond), said, memory) {
 		return
 	}
 	q := &s.line.square

@@ -19,6 +19,9 @@ type Features = load.Features
 const (
 	// longest is the most time in µs that a leg may take: a day.
 	longest = 86400e6
+	// memory is the number of recent samples from which a model is computed. A model has more weights
+	// than a speed, and its engines' work changes less than a network's.
+	memory = 200
 	// errorMemory is the number of samples over which an error is averaged.
 	errorMemory = 128
 )
@@ -44,7 +47,7 @@ type Model struct {
 func (m *Model) Learn(x *Features, took, said float64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.line.Learn(x, took, said) && m.line.Count >= load.KnownAfter {
+	if m.line.Learn(x, took, said, memory) && m.line.Count >= load.KnownAfter {
 		m.fit.Store(&fit{weights: m.line.Weights([len(x)]bool{}), err: m.line.Error})
 	}
 }
