@@ -26,8 +26,9 @@ const (
 )
 
 // settleTime is how long a QUIC connection must have had no request before the proxy may
-// close it to make room. Its last answer must have arrived by then, because closing drops
-// unacknowledged bytes. On a TCP connection the kernel delivers them after the close.
+// close it to make room, in a takeover or in a drain. Its last answer must have arrived by
+// then, because closing drops unacknowledged bytes. On a TCP connection the kernel delivers
+// them after the close.
 const settleTime = time.Second
 
 // connections counts open connections, in total and by address, and makes room for new
@@ -241,6 +242,17 @@ func (k *connection) done() {
 		k.rested = time.Now()
 		k.list()
 	}
+}
+
+// settled returns the earliest time at which the last answer of a QUIC connection has arrived. If a
+// request runs, that is settleTime from now.
+func (k *connection) settled() time.Time {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	if k.requests > 0 {
+		return time.Now().Add(settleTime)
+	}
+	return k.rested.Add(settleTime)
 }
 
 // list adds k to the idle connections. all.mu is held.

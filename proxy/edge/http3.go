@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -106,9 +107,6 @@ func (q *quicListener) open(dir *privatedir.Dir, address string) error {
 
 // handle sets the handler of requests. Call it before serve.
 func (q *quicListener) handle(h http.Handler) {
-	if q.shared != nil {
-		h = q.shared.count(h)
-	}
 	q.conns.server.Handler = endHead(h, q.headSize)
 }
 
@@ -163,15 +161,29 @@ func (q *quicListener) serve() error {
 	return q.conns.serve(q.listener)
 }
 
-func (q *quicListener) shutdown(ctx context.Context) error {
-	switch {
-	case q == nil:
-		return nil
-	case q.shared != nil:
-		return q.shared.shutdown(ctx, q.listener, q.conns)
+// leave leaves new clients to a successor, and serves the open connections until all are closed.
+// shutdown may be called meanwhile.
+func (q *quicListener) leave() {
+	if q == nil {
+		return
 	}
-	_ = q.listener.Close() // never fails
-	return q.conns.shutdown(ctx)
+	_ = q.stopAccepting(context.Background()) // an error does not keep connections from being served
+	q.conns.leave()
+}
+
+func (q *quicListener) shutdown(ctx context.Context) error {
+	if q == nil {
+		return nil
+	}
+	err := q.stopAccepting(ctx)
+	return errors.Join(err, q.conns.shutdown(ctx))
+}
+
+func (q *quicListener) stopAccepting(ctx context.Context) error {
+	if q.shared != nil {
+		return q.shared.stopAccepting(ctx, q.listener, q.conns)
+	}
+	return q.listener.Close() // never fails
 }
 
 func (q *quicListener) close() {

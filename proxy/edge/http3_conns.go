@@ -8,31 +8,25 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	_ "unsafe" // for go:linkname
 
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
-	"github.com/quic-go/quic-go/quicvarint"
 
 	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
-// newRawServerConn makes the HTTP/3 side of a connection and also returns its control
-// stream, which is the only way to send GOAWAY. The public http3.Server.NewRawServerConn
-// is the same function but drops that stream. http3.Server itself sends GOAWAY but sets
-// no deadline for the head of a request.
-//
-//go:linkname newRawServerConn github.com/quic-go/quic-go/http3.(*Server).newRawServerConn
-func newRawServerConn(s *http3.Server, c *quic.Conn) (*http3.RawServerConn, *quic.SendStream, error)
-
-// http3Conns serves the connections of one QUIC listener as http3.Server does, but with a
-// limit for the time of a request head.
+// http3Conns serves the connections of one QUIC listener. http3.Server has no limit for the time
+// of a request head, so http3Conns accepts the streams itself. It sends no GOAWAY, because quic-go
+// exports no way to send it on a connection whose streams another loop accepts. Instead a takeover
+// closes connections without a request, and a drain refuses new requests as not processed.
 type http3Conns struct {
 	server    *http3.Server // makes the HTTP/3 side of connections
 	headLimit time.Duration
 
+	stay   context.Context // ends at leave and at shutdown; connections without a request are closed then
+	settle context.CancelFunc
 	grace  context.Context // ends at shutdown; later streams are refused
-	goAway context.CancelFunc
+	drain  context.CancelFunc
 	open   context.Context // ends at close; connections are closed then
 	end    context.CancelFunc
 	conns  inflight.Group
@@ -44,7 +38,8 @@ type http3Conns struct {
 func newHTTP3Conns(server *http3.Server, headLimit time.Duration) *http3Conns {
 	h := &http3Conns{server: server, headLimit: headLimit}
 	h.open, h.end = context.WithCancel(context.Background())
-	h.grace, h.goAway = context.WithCancel(h.open)
+	h.grace, h.drain = context.WithCancel(h.open)
+	h.stay, h.settle = context.WithCancel(h.grace)
 	return h
 }
 
@@ -75,9 +70,12 @@ func (h *http3Conns) serve(l *quic.Listener) error {
 	}
 }
 
-// serveConn serves a connection until it is closed and no request runs.
+// serveConn serves a connection until it is closed and no request runs. After leave or shutdown,
+// serveConn closes the connection when no request has run on it for settleTime. After shutdown it
+// refuses new requests as not processed (RFC 9114 4.1.1), so that clients send them on a new
+// connection, to another process. The close has the same code, for requests that are under way.
 func (h *http3Conns) serveConn(c *quic.Conn) {
-	hc, control, err := newRawServerConn(h.server, c)
+	hc, err := h.server.NewRawServerConn(c)
 	if err != nil {
 		_ = c.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeInternalError), "")
 		return
@@ -95,13 +93,24 @@ func (h *http3Conns) serveConn(c *quic.Conn) {
 			wg.Go(func() { hc.HandleUnidirectionalStream(s) })
 		}
 	})
-	next := quic.StreamID(0)
+	ctx, cancel := h.stay, context.CancelFunc(func() {})
 	for {
-		s, err := c.AcceptStream(h.grace)
+		s, err := c.AcceptStream(ctx)
 		if err != nil {
-			break
+			wait := time.Until(place.settled())
+			if ctx.Err() == nil || h.open.Err() != nil || wait <= 0 { // ctx.Err() == nil: the connection is closed
+				break
+			}
+			cancel()
+			ctx, cancel = context.WithTimeout(h.open, wait)
+			continue
 		}
-		next = s.StreamID() + 4
+		if h.grace.Err() != nil {
+			s.ReleaseStreamCredit()
+			s.CancelRead(quic.StreamErrorCode(http3.ErrCodeRequestRejected))
+			s.CancelWrite(quic.StreamErrorCode(http3.ErrCodeRequestRejected))
+			continue
+		}
 		_ = s.SetReadDeadline(time.Now().Add(h.headLimit)) // never fails
 		place.begin()
 		wg.Go(func() {
@@ -109,41 +118,21 @@ func (h *http3Conns) serveConn(c *quic.Conn) {
 			hc.HandleRequestStream(s)
 		})
 	}
-	if c.Context().Err() != nil {
-		return
-	}
-	wg.Go(func() { _, _ = control.Write(goAway3(next)) }) // returns when the connection is closed
-	h.refuseStreams(c)
-	_ = hc.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeNoError), "")
+	cancel()
+	_ = hc.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeRequestRejected), "draining")
 }
 
-// refuseStreams refuses new requests as not processed (RFC 9114 4.1.1) until the
-// connection is closed or close is called.
-func (h *http3Conns) refuseStreams(c *quic.Conn) {
-	for {
-		s, err := c.AcceptStream(h.open)
-		if err != nil {
-			return
-		}
-		s.ReleaseStreamCredit()
-		s.CancelRead(quic.StreamErrorCode(http3.ErrCodeRequestRejected))
-		s.CancelWrite(quic.StreamErrorCode(http3.ErrCodeRequestRejected))
-	}
+// leave ends each connection when no request has run on it for settleTime, and waits until all are
+// closed. Until shutdown the connections serve new requests.
+func (h *http3Conns) leave() {
+	h.settle()
+	h.conns.Wait()
 }
 
-// goAway3 returns the frame that instructs an HTTP/3 client to send no more requests on this
-// connection. The requests of stream next and of later streams are not served (RFC 9114 5.2).
-func goAway3(next quic.StreamID) []byte {
-	const frameType = 0x7
-	b := quicvarint.Append(nil, frameType)
-	b = quicvarint.Append(b, uint64(quicvarint.Len(uint64(next))))
-	return quicvarint.Append(b, uint64(next))
-}
-
-// shutdown sends GOAWAY on all connections and waits until they are closed. When ctx ends
-// it closes them and returns the error of ctx.
+// shutdown refuses new requests, ends each connection settleTime after its last request, and waits
+// until all are closed. When ctx ends it closes them and returns the error of ctx.
 func (h *http3Conns) shutdown(ctx context.Context) error {
-	h.goAway()
+	h.drain()
 	stop := context.AfterFunc(ctx, h.end)
 	defer stop()
 	h.conns.Wait()

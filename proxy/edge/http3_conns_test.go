@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -218,61 +219,129 @@ func TestHTTP3Retry(t *testing.T) {
 	c.CloseWithError(0, "")
 }
 
-// The server sends GOAWAY on the control stream. GOAWAY names the first request that the
-// server does not serve. The server rejects later requests with the code for requests
-// that it has not begun.
-func TestHTTP3GoAway(t *testing.T) {
-	w := serveHTTP3(t, nil, func(*config.Config) {})
-	c := mustDialQUIC(t, w)
-	openStream(t, c, []byte{1}) // keeps the connection open
-	control, err := c.AcceptUniStream(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := quicvarint.NewReader(control)
-	number := func() uint64 {
-		n, err := quicvarint.Read(r)
-		if err != nil {
-			t.Fatal(err)
+// leaving is a server with two connections, one without a request.
+type leaving struct {
+	*served
+	t           *testing.T
+	quiet, busy *quic.Conn
+	client      *http3.ClientConn // of busy
+	running     chan error        // result of the request that runs on busy
+	release     chan struct{}     // ends that request
+}
+
+func newLeaving(t *testing.T, change func(*config.Config)) *leaving {
+	l := &leaving{t: t, running: make(chan error, 1), release: make(chan struct{})}
+	l.served = serveHTTP3(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/running" {
+			select {
+			case <-l.release:
+			case <-r.Context().Done():
+			}
 		}
-		return n
-	}
-	if kind, frame := number(), number(); kind != 0 || frame != 4 {
-		t.Fatalf("the first stream is of type %d and begins with frame %d, want SETTINGS on the control stream", kind, frame)
-	}
-	if _, err := io.CopyN(io.Discard, r, int64(number())); err != nil {
-		t.Fatal(err)
-	}
-	for w.places.requests() == 0 {
+		io.WriteString(w, "whole")
+	}, change)
+	l.quiet, l.busy = mustDialQUIC(t, l.served), mustDialQUIC(t, l.served)
+	tr := &http3.Transport{}
+	t.Cleanup(func() { tr.Close() })
+	l.client = tr.NewClientConn(l.busy)
+	go func() { l.running <- l.get("/running") }()
+	for l.served.running.Load() == 0 || openPlaces(l.places) < 2 {
 		time.Sleep(time.Millisecond)
 	}
-	stopped := make(chan error, 1)
-	go func() { stopped <- w.stop() }()
-	if frame, length, next := number(), number(), number(); frame != 7 || length != 1 || next != 4 {
-		t.Errorf("frame %d of %d bytes, next stream %d; want GOAWAY for stream 4", frame, length, next)
+	return l
+}
+
+func (l *leaving) get(path string) error {
+	r, err := http.NewRequest("GET", "https://proxy"+path, http.NoBody)
+	if err != nil {
+		return err
 	}
-	s := openStream(t, c, []byte{1})
-	var reset *quic.StreamError
-	if _, err := io.ReadAll(s); !errors.As(err, &reset) || reset.ErrorCode != quic.StreamErrorCode(http3.ErrCodeRequestRejected) {
-		t.Errorf("a later request: got %v", err)
+	resp, err := l.client.RoundTrip(r)
+	if err != nil {
+		return err
 	}
-	c.CloseWithError(0, "")
-	if err := <-stopped; err != nil {
-		t.Error(err)
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != "whole" {
+		return fmt.Errorf("got body %q, error %v", body, err)
+	}
+	return nil
+}
+
+// closed waits until the server has closed c as not having begun a request.
+func (l *leaving) closed(what string, c *quic.Conn) {
+	l.t.Helper()
+	<-c.Context().Done()
+	var closed *quic.ApplicationError
+	if err := context.Cause(c.Context()); !errors.As(err, &closed) || closed.ErrorCode != quic.ApplicationErrorCode(http3.ErrCodeRequestRejected) {
+		l.t.Errorf("%s: got %v", what, err)
 	}
 }
 
-// requests returns the number of QUIC connections with a request.
-func (c *connections) requests() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := c.open[carriedByQUIC]
-	for _, a := range c.from {
-		for k := a.idle.first; k != nil; k = k.next {
-			if k.of.over == carriedByQUIC {
-				n--
-			}
-		}
+// endRunning ends the running request.
+func (l *leaving) endRunning() {
+	l.t.Helper()
+	close(l.release)
+	if err := <-l.running; err != nil {
+		l.t.Errorf("the running request: got %v", err)
 	}
-	return n
+	l.closed("the connection after its last request", l.busy)
+}
+
+// drained stops the server, and checks that it refuses later requests.
+func (l *leaving) drained() {
+	l.t.Helper()
+	stopped := make(chan error, 1)
+	go func() { stopped <- l.stop() }()
+	<-l.quic.conns.grace.Done()
+	l.closed("the connection without a request", l.quiet)
+	var refused *http3.Error
+	if err := l.get("/later"); !errors.As(err, &refused) || refused.ErrorCode != http3.ErrCodeRequestRejected {
+		l.t.Errorf("a later request: got %v", err)
+	}
+	l.endRunning()
+	if err := <-stopped; err != nil {
+		l.t.Error(err)
+	}
+}
+
+// A drain serves the running requests, and refuses later requests with the code for requests that
+// the server has not begun. Each connection then ends with the same code, although its client keeps
+// it open, so that the client can repeat a request that was under way.
+func TestHTTP3Drain(t *testing.T) {
+	newLeaving(t, func(*config.Config) {}).drained()
+}
+
+// After a takeover the server closes connections without a request. It serves later requests on
+// the others, until they have none or the drain begins.
+func TestHTTP3Takeover(t *testing.T) {
+	for _, drain := range []bool{false, true} {
+		t.Run(fmt.Sprintf("drain %t", drain), func(t *testing.T) {
+			l := newLeaving(t, func(*config.Config) {})
+			l.StopAccepting()
+			l.closed("the connection without a request", l.quiet)
+			if err := l.get("/later"); err != nil {
+				t.Errorf("a later request: got %v", err)
+			}
+			if drain {
+				l.drained()
+				return
+			}
+			l.endRunning()
+			if err := <-l.ended; err != nil {
+				t.Error(err)
+			}
+			l.stopped.Store(true)
+		})
+	}
+}
+
+// After a takeover, requests run no longer than Limits.Remaining.
+func TestHTTP3TakeoverLimit(t *testing.T) {
+	l := newLeaving(t, func(c *config.Config) { c.Server.TakeoverTimeout = config.Duration(time.Millisecond) })
+	l.StopAccepting()
+	if err := <-l.ended; err == nil {
+		t.Error("no request was cut")
+	}
+	l.stopped.Store(true)
+	l.closed("the connection with a request", l.busy)
 }

@@ -2,8 +2,6 @@ package edge
 
 import (
 	"context"
-	"errors"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,9 +19,6 @@ const (
 	// handshakesMost is the longest wait. By then a client has sent the second packet of
 	// its first flight three times.
 	handshakesMost = 3 * time.Second
-	// lingerTime is how long connections without a request may stay after GOAWAY.
-	// Clients close them when they have read the last answers.
-	lingerTime = 5 * time.Second
 )
 
 // sharedPort is this process's membership in a UDP port that several processes share. It
@@ -31,15 +26,13 @@ const (
 //
 //  1. New clients go to other members that serve.
 //  2. Running handshakes end, and this process accepts their connections.
-//  3. All connections get GOAWAY. Requests below its limit are served. Later requests are
-//     refused as not processed (H3_REQUEST_REJECTED), so that clients send them on a new
+//  3. All connections serve their running requests. Unless a successor serves, later requests
+//     are refused as not processed (H3_REQUEST_REJECTED), so that clients send them on a new
 //     connection, to another member.
-//  4. A connection ends when its client closes it, or when no request has run on any
-//     connection for lingerTime.
+//  4. A connection ends settleTime after its last request, or when its client closes it.
 type sharedPort struct {
 	conn      *quicshare.Conn
 	transport *quic.Transport
-	running   atomic.Int64 // requests
 	draining  atomic.Bool
 	receiving sync.WaitGroup // conn.Run
 	accepted  chan struct{}  // closed when no more connections are accepted
@@ -62,38 +55,17 @@ func openShared(dir *privatedir.Dir, addr string) (*sharedPort, error) {
 	return p, nil
 }
 
-// count counts the running requests.
-func (p *sharedPort) count(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.running.Add(1)
-		defer p.running.Add(-1)
-		h.ServeHTTP(w, r)
-	})
-}
-
-// shutdown drains until ctx ends. Call it after serve. A second call only ends the first call when
-// the second call's ctx ends.
-func (p *sharedPort) shutdown(ctx context.Context, l *quic.Listener, conns *http3Conns) error {
+// stopAccepting takes the first two steps of a drain, within ctx. Call it after serve. A second call
+// does nothing.
+func (p *sharedPort) stopAccepting(ctx context.Context, l *quic.Listener, conns *http3Conns) error {
 	if p.draining.Swap(true) {
-		return conns.shutdown(ctx)
+		return nil
 	}
 	err := p.conn.Drain() // after an error other members are not informed, and new clients still arrive
 	waitHandshakes(ctx, &conns.handshaking)
 	_ = l.Close() // never fails
 	<-p.accepted
-	lingering, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		defer cancel()
-		p.waitQuiet(lingering)
-	})
-	serr := conns.shutdown(lingering)
-	if ctx.Err() == nil {
-		serr = nil // only idle connections were closed
-	}
-	cancel()
-	wg.Wait()
-	return errors.Join(err, serr)
+	return err
 }
 
 // waitHandshakes waits until no handshake runs whose connection would be lost.
@@ -109,23 +81,6 @@ func waitHandshakes(ctx context.Context, handshaking *atomic.Int64) {
 		case <-tick.C:
 			if handshaking.Load() == 0 {
 				return
-			}
-		}
-	}
-}
-
-// waitQuiet waits until no request has run for lingerTime.
-func (p *sharedPort) waitQuiet(ctx context.Context) {
-	const ticks = 10
-	tick := time.NewTicker(lingerTime / ticks)
-	defer tick.Stop()
-	for quiet := 0; quiet < ticks; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			if quiet++; p.running.Load() > 0 {
-				quiet = 0
 			}
 		}
 	}

@@ -13,10 +13,11 @@ var errSuccessor = errors.New("a successor serves")
 // StopAccepting leaves the sockets to a successor that also has them. When it returns,
 // this server accepts no new connection. It serves its open connections until their
 // clients close them or Limits.Remaining has passed. The server asks clients to open a new
-// connection: over HTTP/2 and HTTP/3 by GOAWAY at once, over HTTP/1.1 by Connection: close
-// with the next answer, over a WebSocket by a close frame when no response runs.
+// connection: over HTTP/2 by GOAWAY at once, over HTTP/1.1 by Connection: close with the next
+// answer, over a WebSocket by a close frame when no response runs. An HTTP/3 connection serves
+// requests as before, until none has run for settleTime. Then the server closes it.
 //
-// The server does not close an idle connection at once, because its client may just be
+// Over TCP the server does not close an idle connection at once, because its client may just be
 // writing a request that it could not safely send again. An idle connection ends after
 // server.idle_timeout, as always.
 func (s *Server) StopAccepting() {
@@ -40,7 +41,7 @@ func (s *Server) serveRemaining(ctx context.Context, all, accepting *sync.WaitGr
 	none, noQUIC := make(chan struct{}), make(chan struct{})
 	all.Go(func() {
 		defer close(noQUIC)
-		_ = s.quic.shutdown(context.Background()) // an error does not keep other connections from being served
+		s.quic.leave()
 	})
 	wg.Go(func() {
 		defer close(none)
