@@ -206,13 +206,6 @@ func (l *leg) failed(err error) *failure {
 	return f
 }
 
-// notSent returns the failure of a leg for whose request the proxy lacks memory.
-func (l *leg) notSent(err error) *failure {
-	f := l.failed(err)
-	f.sent = false
-	return f
-}
-
 // failedBy returns the failure of a leg for a reason that its answer shows.
 func (l *leg) failedBy(reason string, code int, err error) *failure {
 	return &failure{Phase: l.Phase, Target: l.target, Reason: reason, Code: code, sent: true, err: err}

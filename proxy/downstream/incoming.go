@@ -74,7 +74,7 @@ func (b *Bodies) limit(readers *readers, next http.Handler) http.Handler {
 			if in.ended.Load() {
 				return
 			}
-			if in.leave(); answered {
+			if _ = in.leave(); answered {
 				in.discard()
 			}
 		}()
@@ -159,7 +159,7 @@ func (b *incoming) Read(p []byte) (int, error) {
 	}
 	b.since.Store(now.UnixNano())
 	if why != nil {
-		b.leave()
+		_ = b.leave()
 		return 0, why
 	}
 	n, err := b.ReadCloser.Read(p) // fails if stop comes now
