@@ -18,7 +18,7 @@ import (
 func (w *world) killAll() {
 	w.t.Helper()
 	w.expected = "the supervisor has ended" // a child may log it before its own end
-	pids := []int{w.holder()} // first, because the supervisor replaces its children
+	pids := []int{w.holder()}               // first, because the supervisor replaces its children
 	syscall.Kill(pids[0], syscall.SIGKILL)
 	for _, role := range []string{"coordinator", "worker"} {
 		for _, pid := range w.children(role) {
