@@ -65,6 +65,12 @@ func (p *pastEngines) add(s enginesim.State) {
 	p.aborted += s.Aborted
 }
 
+// soakLease is how long prefill keeps KV that no decode reads, with the connectors that
+// free such KV by a call. The call comes after decode has hung for timeouts.first_byte, and
+// cleanup.Yield later. A shorter lease would end before the proxy may free the blocks. A
+// prefill whose answer was cut keeps its blocks for the whole lease.
+const soakLease = 6 * time.Second
+
 // startSoak starts a fleet with scarce KV blocks and short time-outs.
 func startSoak(t *testing.T, connector string, seed uint64, change func(*config.Config)) *soak {
 	s := &soak{seed: seed, log: &logTail{}}
@@ -81,7 +87,10 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			c.SSEKeepAlive = 200 * time.Millisecond
 			c.PrefillUsPerToken, c.DecodeUsPerToken = 20+15*n, 1000+1000*n
 			c.HandshakeTimeout = time.Second
-			c.Lease = 6 * time.Second // an answer that was cut contained the address of its blocks
+			c.Lease = soakLease
+			if connector == enginesim.ConnectorVLLMMoRIIORead {
+				c.MoRIIO.DeferTimeout = soakLease
+			}
 			if connector == enginesim.ConnectorVLLMNixlPush {
 				// Nothing else frees the blocks of an ended leg; a decode that
 				// comes too late is retried.
