@@ -66,6 +66,7 @@ func subscriber(t *testing.T, e *Engine, endpoint, topic string) <-chan publishe
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		defer close(messages)
 		for {
 			frames, err := sub.Receive(0)
 			if err != nil {

@@ -143,7 +143,12 @@ func (a answer) params(t *testing.T) string {
 
 // try posts a body; header pairs are name, value.
 func try(ctx context.Context, url, body string, header ...string) (answer, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	return send(ctx, http.MethodPost, url, body, header...)
+}
+
+// send sends a request and reads the answer until its end.
+func send(ctx context.Context, method, url, body string, header ...string) (answer, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return answer{}, err
 	}
