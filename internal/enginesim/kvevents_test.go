@@ -310,39 +310,3 @@ func TestKVEventHits(t *testing.T) {
 		c.Drop(ids)
 	}
 }
-
-func TestKVEventsConfig(t *testing.T) {
-	tests := []struct {
-		name string
-		cfg  Config
-		ok   bool
-	}{
-		{"none", Config{}, true},
-		{"a host", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:0"}}, true},
-		{"a wildcard", Config{Connector: ConnectorSGLang, KVEvents: KVEventsConfig{Endpoint: "tcp://*:5557", Replay: "tcp://*:5558"}}, true},
-		{"no scheme", Config{KVEvents: KVEventsConfig{Endpoint: "127.0.0.1:5557"}}, false},
-		{"no port", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1"}}, false},
-		{"not a port", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:x"}}, false},
-		{"no such port", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:65536"}}, false},
-		{"a replay alone", Config{KVEvents: KVEventsConfig{Replay: "tcp://127.0.0.1:0"}}, false},
-		{"a bad replay", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:0", Replay: "ipc://x"}}, false},
-		{"trtllm", Config{Connector: ConnectorTRTLLM, KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:0"}}, false},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if _, err := New(tt.cfg); (err == nil) != tt.ok {
-				t.Errorf("New: %v", err)
-			}
-		})
-	}
-	e := startEngine(t, Config{})
-	for text, ok := range map[string]bool{"": true, "drop": true, "drop:3": true, "stop": true, "drop:": false, "drop:-1": false, "eat": false} {
-		a := post(t, e.URL()+"/sim/fault", fmt.Sprintf(`{"kv_events":%q}`, text))
-		if (a.status == 200) != ok {
-			t.Errorf("fault %q: %d %s", text, a.status, a.body)
-		}
-	}
-	if err := e.SetKVEventFault("eat", 1); err == nil {
-		t.Error("an unknown fault is accepted")
-	}
-}

@@ -58,8 +58,6 @@ func (pd *moriioPair) write(t *testing.T, prompt string) (p, d answer) {
 	return p, d
 }
 
-var lengths = []int{1, 2, 15, 16, 17, 31, 32, 33, 200}
-
 func TestWriteEqualsDirect(t *testing.T) {
 	pd := startMoRIIO(t, ConnectorVLLMMoRIIO)
 	for round := range 2 { // the second round finds prefixes in both caches

@@ -276,26 +276,6 @@ func FuzzTRTLLMState(f *testing.F) {
 	})
 }
 
-// TestProtocolConfigDefaults checks the protocols' own settings.
-func TestProtocolConfigDefaults(t *testing.T) {
-	s := SGLangConfig{LoadBalance: "auto"}.WithDefaults(RolePrefill)
-	if s.LoadBalance != core.BalanceFollowRoom || s.BootstrapTimeout != 300*time.Second || s.WaitingTimeout != 300*time.Second || s.HealthPoll != time.Second || s.HandshakeAttempts != 15 || s.HeartbeatFailures != 2 {
-		t.Errorf("withDefaults = %+v", s)
-	}
-	if s := (SGLangConfig{}).WithDefaults(RoleDecode); s.LoadBalance != core.BalanceRoundRobin {
-		t.Errorf("decode balances by %q", s.LoadBalance)
-	}
-	if c := (TRTLLMConfig{}).WithDefaults(time.Second); c.KVTransferTimeout != time.Second {
-		t.Errorf("with a lease: %+v", c)
-	}
-	if _, err := New(Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{Wire: 4}}); err == nil {
-		t.Error("the unknown wire generation 4 was accepted")
-	}
-	if c := (TRTLLMConfig{}).WithDefaults(0); c.Wire != TRTLLMWireG2 || c.KVTransferTimeout != time.Minute || c.DisconnectPoll != time.Second {
-		t.Errorf("(TRTLLMConfig{}).withDefaults = %+v", c)
-	}
-}
-
 // TestTRTLLMMetrics: a client gets the metrics of its request on demand, in headers or in
 // an event after the stream's end, on the clock that an orchestrator has set.
 func TestTRTLLMMetrics(t *testing.T) {
