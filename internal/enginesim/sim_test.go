@@ -174,6 +174,16 @@ func post(t *testing.T, url, body string, header ...string) answer {
 	return a
 }
 
+// get returns the answer to a GET.
+func get(t *testing.T, url string) answer {
+	t.Helper()
+	a, err := send(t.Context(), http.MethodGet, url, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
 // stream posts a body and returns the data of each event.
 func stream(t *testing.T, url, body string) []string {
 	t.Helper()
