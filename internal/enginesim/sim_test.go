@@ -238,29 +238,3 @@ func words(seed, n int) string {
 
 // prefillParams are a proxy's parameters for a prefill leg.
 const prefillParams = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
-
-// openStream posts a streaming request and returns when the head has arrived.
-// events reads the rest.
-func openStream(t *testing.T, url, body string) (events func() ([]string, error), leave func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cancel(); resp.Body.Close() })
-	return func() ([]string, error) {
-		raw, err := io.ReadAll(resp.Body)
-		var list []string
-		for event := range strings.SplitSeq(string(raw), "\n\n") {
-			if data, ok := strings.CutPrefix(event, "data: "); ok {
-				list = append(list, data)
-			}
-		}
-		return list, err
-	}, cancel
-}
