@@ -23,6 +23,9 @@ func TestFaultsRefused(t *testing.T) {
 	if err := e.SetFault("1:what", 0, ""); err == nil {
 		t.Error("unknown fault accepted")
 	}
+	if err := e.SetKVEventFault("eat", 1); err == nil {
+		t.Error("unknown fault of KV events accepted")
+	}
 	if kind, _ := e.Faults.Draw(); kind != core.Fail500 {
 		t.Errorf("a refused change removed the fault %q", kind)
 	}
@@ -32,6 +35,9 @@ func TestFaultRate(t *testing.T) {
 	draw := func(seed uint64) (hits int, pattern string) {
 		e := newBare(t, Config{Fail: "0.25:500", Seed: seed})
 		for range 1000 {
+			if err := e.SetKVEventFault("eat", 1); err == nil {
+				t.Error("unknown fault of KV events accepted")
+			}
 			if kind, _ := e.Faults.Draw(); kind == core.Fail500 {
 				hits++
 				pattern += "x"

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tinylib/msgp/msgp"
+
 	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
@@ -29,7 +31,7 @@ type published struct {
 func readPublished(t *testing.T, topic, seq, raw []byte) published {
 	t.Helper()
 	p := published{topic: string(topic), seq: binary.BigEndian.Uint64(seq), raw: raw}
-	v, rest, err := unpack(raw)
+	v, rest, err := msgp.ReadIntfBytes(raw)
 	if err != nil || len(rest) > 0 {
 		return p // events remains nil
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 	"github.com/pdproxy/pdproxy/internal/enginesim/trtllm"
@@ -49,6 +50,16 @@ func TestTRTLLMSignature(t *testing.T) {
 func TestTRTLLMFutureFields(t *testing.T) {
 	if epoch, _ := trtllm.FutureFields(trtID); epoch < 1<<53 || epoch%2 == 0 {
 		t.Errorf("epoch %d is exact as a float", epoch)
+	}
+}
+
+// TestTRTLLMContextState: the opaque state names the context worker and the request.
+func TestTRTLLMContextState(t *testing.T) {
+	e := startEngine(t, Config{Connector: ConnectorTRTLLM, Role: RolePrefill, TRTLLM: TRTLLMConfig{KVTransferTimeout: time.Millisecond}})
+	a := post(t, e.URL()+core.RouteCompletions, completion("x", fmt.Sprintf(`"disaggregated_params":{"request_type":"context_only","disagg_request_id":%d}`, trtID)))
+	state, _ := a.field(t, "choices", 0, "disaggregated_params", "encoded_opaque_state").(string)
+	if want := (trtllm.TRTState{Engine: e.UUID, Addr: e.Ranks[0].Side.Listener.Addr().String(), Request: trtID}).Encode(); state != want {
+		t.Errorf("state %q, want %q", state, want)
 	}
 }
 
