@@ -116,19 +116,6 @@ func (a answer) field(t *testing.T, path ...any) any {
 	return v
 }
 
-// text returns the first choice's text, of either route.
-func (a answer) text(t *testing.T) string {
-	t.Helper()
-	if a.status != http.StatusOK {
-		t.Fatalf("got status %d: %s", a.status, a.body)
-	}
-	choice := a.field(t, "choices", 0).(map[string]any)
-	if m, ok := choice["message"].(map[string]any); ok {
-		return m["content"].(string)
-	}
-	return choice["text"].(string)
-}
-
 // params are the raw kv_transfer_params, byte for byte.
 func (a answer) params(t *testing.T) string {
 	t.Helper()
@@ -182,27 +169,6 @@ func get(t *testing.T, url string) answer {
 		t.Fatal(err)
 	}
 	return a
-}
-
-// stream posts a body and returns the data of each event.
-func stream(t *testing.T, url, body string) []string {
-	t.Helper()
-	a := post(t, url, body)
-	if a.status != http.StatusOK {
-		t.Fatalf("got status %d: %s", a.status, a.body)
-	}
-	var events []string
-	for _, event := range strings.SplitAfter(string(a.body), "\n\n") {
-		if event == "" {
-			continue
-		}
-		data, ok := strings.CutPrefix(event, "data: ")
-		if !ok || !strings.HasSuffix(data, "\n\n") || strings.Count(data, "\n") != 2 {
-			t.Fatalf("event %q", event)
-		}
-		events = append(events, strings.TrimSuffix(data, "\n\n"))
-	}
-	return events
 }
 
 // eventually waits until other goroutines have reached a state.

@@ -192,13 +192,13 @@ func render(x *exchange) string {
 	return strings.TrimRight(fmt.Sprintf("%d %s", x.status, body), " ")
 }
 
-// textOf returns the texts of an answer of any route, whole or streamed, in the order of
+// text returns the texts of an answer of any route, whole or streamed, in the order of
 // the choices and divided by "|". A stream must be complete.
-func textOf(t *testing.T, x *exchange) string {
+func (a answer) text(t *testing.T) string {
 	t.Helper()
-	body := string(x.body)
-	if x.status != http.StatusOK || x.err != nil {
-		t.Fatalf("got status %d, %v: %s", x.status, x.err, body)
+	body := string(a.body)
+	if a.status != http.StatusOK {
+		t.Fatalf("got status %d: %s", a.status, body)
 	}
 	c := &choices{texts: map[int]string{}, ended: map[int]bool{}}
 	if !strings.HasPrefix(body, "data: ") && !strings.HasPrefix(body, "event: ") {

@@ -140,7 +140,11 @@ func (r *runner) run(from, to int) {
 			}
 			i = end
 		case "do":
-			r.run(r.procs[rest][0], r.procs[rest][1])
+			lines, ok := r.procs[rest]
+			if !ok {
+				r.fatalf("there is no proc %q", rest)
+			}
+			r.run(lines[0], lines[1])
 		default:
 			r.command(word, rest)
 		}
@@ -215,7 +219,7 @@ func (r *runner) command(word, rest string) {
 	case "until":
 		eventually(r.t, fmt.Sprintf("line %d: %s", r.at+1, rest), func() bool { return r.compare(first, more) == "" })
 	case "same", "differ", "begins":
-		a, b := textOf(r.t, r.wait(first)), textOf(r.t, r.wait(more))
+		a, b := r.wait(first).text(r.t), r.wait(more).text(r.t)
 		if word == "begins" && !strings.HasPrefix(b, a) || word != "begins" && (a == b) != (word == "same") {
 			r.errorf("%q and %q", a, b)
 		}

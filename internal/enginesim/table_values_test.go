@@ -172,6 +172,7 @@ func (r *runner) expand(text string) string {
 		if x := r.answers[name]; x != nil && path != "" {
 			return r.member(r.wait(name), strings.Split(path[1:], "."))
 		}
+		r.fatalf("there is no variable %s", use)
 		return use
 	})
 	if m := promptAt.FindStringSubmatch(text); m != nil {
@@ -271,7 +272,7 @@ func (r *runner) member(x *exchange, path []string) string {
 	r.t.Helper()
 	switch path[0] {
 	case "text":
-		raw, _ := json.Marshal(textOf(r.t, x))
+		raw, _ := json.Marshal(x.text(r.t))
 		return string(raw[1 : len(raw)-1])
 	case "params":
 		path = []string{"kv_transfer_params"}
