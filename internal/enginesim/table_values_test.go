@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"reflect"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -134,7 +133,7 @@ func (r *runner) figure(e *Engine, name string) int64 {
 
 var (
 	variable     = regexp.MustCompile(`\$\{([A-Za-z]\w*)((?:\.\w+)*)\}|\$([A-Za-z]\w*)((?:\.\w+)*)`)
-	wordsCall    = regexp.MustCompile(`@(words|ids|repeat)\((\d+),(\d+)\)`)
+	wordsCall    = regexp.MustCompile(`@(words|ids)\((\d+),(\d+)\)`)
 	signature    = regexp.MustCompile(`@hmac\((\S+?),(.*?)\)`)
 	decoded      = regexp.MustCompile(`@float\((.*)\)`)
 	promptAt     = regexp.MustCompile(`^\(([^)]*)\) ?(.*)$`)
@@ -185,17 +184,20 @@ func (r *runner) expand(text string) string {
 			text += " | s" + parts
 		}
 	}
+	return r.substitute(r.call(text))
+}
+
+// call replaces the functions in a text.
+func (r *runner) call(text string) string {
+	r.t.Helper()
 	text = wordsCall.ReplaceAllStringFunc(text, func(call string) string {
 		m := wordsCall.FindStringSubmatch(call)
-		switch a, n := number(m[2]), number(m[3]); m[1] {
-		case "words":
-			return words(a, n)
-		case "ids":
-			list, _ := json.Marshal(core.Tokenize(words(a, n)))
-			return string(list)
-		default:
-			return strings.ReplaceAll(strings.Trim(fmt.Sprint(slices.Repeat([]int{a}, n)), "[]"), " ", ",")
+		prompt := words(number(m[2]), number(m[3]))
+		if m[1] == "words" {
+			return prompt
 		}
+		list, _ := json.Marshal(core.Tokenize(prompt))
+		return string(list)
 	})
 	text = signature.ReplaceAllStringFunc(text, func(call string) string {
 		m := signature.FindStringSubmatch(call)
@@ -203,7 +205,7 @@ func (r *runner) expand(text string) string {
 		mac.Write([]byte(m[2]))
 		return hex.EncodeToString(mac.Sum(nil))
 	})
-	text = decoded.ReplaceAllStringFunc(text, func(call string) string {
+	return decoded.ReplaceAllStringFunc(text, func(call string) string {
 		var v any
 		if err := json.Unmarshal([]byte(decoded.FindStringSubmatch(call)[1]), &v); err != nil {
 			r.fatalf("%v", err)
@@ -211,6 +213,11 @@ func (r *runner) expand(text string) string {
 		raw, _ := json.Marshal(v)
 		return string(raw)
 	})
+}
+
+// substitute applies each " | s/REGEXP/TEXT/" to the text before it. It must change the text.
+func (r *runner) substitute(text string) string {
+	r.t.Helper()
 	for {
 		at := substitution.FindStringSubmatchIndex(text)
 		if at == nil {
