@@ -1,113 +1,18 @@
 package enginesim
 
 import (
-	"encoding/binary"
 	"encoding/hex"
-	"errors"
-	"fmt"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/tinylib/msgp/msgp"
+
 	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 	"github.com/pdproxy/pdproxy/internal/enginesim/trtllm"
 )
-
-// unpack reads one value of MessagePack: nil, int64, uint64 above it, float64,
-// string, []byte, []any or map[string]any.
-func unpack(b []byte) (any, []byte, error) {
-	if len(b) == 0 {
-		return nil, nil, errors.New("short")
-	}
-	c, b := b[0], b[1:]
-	take := func(n int) (uint64, error) {
-		if len(b) < n {
-			return 0, errors.New("short")
-		}
-		var wide [8]byte
-		copy(wide[8-n:], b)
-		b = b[n:]
-		return binary.BigEndian.Uint64(wide[:]), nil
-	}
-	size := 0
-	switch {
-	case c < 0x80:
-		return int64(c), b, nil
-	case c < 0x90:
-		return unpackMap(b, int(c&15))
-	case c < 0xa0:
-		return unpackArray(b, int(c&15))
-	case c < 0xc0:
-		size = int(c & 31)
-	case c == 0xc0:
-		return nil, b, nil
-	case c == 0xcb:
-		v, err := take(8)
-		return math.Float64frombits(v), b, err
-	case c >= 0xcc && c <= 0xcf:
-		v, err := take(1 << (c - 0xcc))
-		if v > math.MaxInt64 {
-			return v, b, err
-		}
-		return int64(v), b, err
-	case c >= 0xd0 && c <= 0xd3:
-		n := 1 << (c - 0xd0)
-		v, err := take(n)
-		return int64(v<<(64-8*n)) >> (64 - 8*n), b, err
-	case c == 0xc4, c == 0xd9:
-		v, err := take(1)
-		if err != nil {
-			return nil, nil, err
-		}
-		size = int(v)
-	case c == 0xdc:
-		v, err := take(2)
-		if err != nil {
-			return nil, nil, err
-		}
-		return unpackArray(b, int(v))
-	case c >= 0xe0:
-		return int64(int8(c)), b, nil
-	default:
-		return nil, nil, fmt.Errorf("byte %x", c)
-	}
-	if len(b) < size {
-		return nil, nil, errors.New("short")
-	}
-	if c == 0xc4 {
-		return b[:size], b[size:], nil
-	}
-	return string(b[:size]), b[size:], nil
-}
-
-func unpackArray(b []byte, n int) (any, []byte, error) {
-	list := []any{}
-	for range n {
-		v, rest, err := unpack(b)
-		if err != nil {
-			return nil, nil, err
-		}
-		list, b = append(list, v), rest
-	}
-	return list, b, nil
-}
-
-func unpackMap(b []byte, n int) (any, []byte, error) {
-	m := map[string]any{}
-	for range n {
-		k, rest, err := unpack(b)
-		if err != nil {
-			return nil, nil, err
-		}
-		if m[k.(string)], b, err = unpack(rest); err != nil {
-			return nil, nil, err
-		}
-	}
-	return m, b, nil
-}
 
 // goldenEvents are events for every wire: two blocks, one at a salt's root and
 // one after it; both removed; all cleared.
@@ -142,7 +47,7 @@ func TestKVEventWires(t *testing.T) {
 			if got := tt.wire(time.Unix(1, 5e8), 3, goldenEvents()); !slices.Equal(got, want) {
 				t.Errorf("got  %x\nwant %x", got, want)
 			}
-			if _, rest, err := unpack(want); err != nil || len(rest) > 0 {
+			if _, rest, err := msgp.ReadIntfBytes(want); err != nil || len(rest) > 0 {
 				t.Errorf("golden: %d bytes after the message, %v", len(rest), err)
 			}
 		})
@@ -308,41 +213,5 @@ func TestKVEventHits(t *testing.T) {
 			t.Errorf("hit, logged %v: %+v", hits, e)
 		}
 		c.Drop(ids)
-	}
-}
-
-func TestKVEventsConfig(t *testing.T) {
-	tests := []struct {
-		name string
-		cfg  Config
-		ok   bool
-	}{
-		{"none", Config{}, true},
-		{"a host", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:0"}}, true},
-		{"a wildcard", Config{Connector: ConnectorSGLang, KVEvents: KVEventsConfig{Endpoint: "tcp://*:5557", Replay: "tcp://*:5558"}}, true},
-		{"no scheme", Config{KVEvents: KVEventsConfig{Endpoint: "127.0.0.1:5557"}}, false},
-		{"no port", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1"}}, false},
-		{"not a port", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:x"}}, false},
-		{"no such port", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:65536"}}, false},
-		{"a replay alone", Config{KVEvents: KVEventsConfig{Replay: "tcp://127.0.0.1:0"}}, false},
-		{"a bad replay", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:0", Replay: "ipc://x"}}, false},
-		{"trtllm", Config{Connector: ConnectorTRTLLM, KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:0"}}, false},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if _, err := New(tt.cfg); (err == nil) != tt.ok {
-				t.Errorf("New: %v", err)
-			}
-		})
-	}
-	e := startEngine(t, Config{})
-	for text, ok := range map[string]bool{"": true, "drop": true, "drop:3": true, "stop": true, "drop:": false, "drop:-1": false, "eat": false} {
-		a := post(t, e.URL()+"/sim/fault", fmt.Sprintf(`{"kv_events":%q}`, text))
-		if (a.status == 200) != ok {
-			t.Errorf("fault %q: %d %s", text, a.status, a.body)
-		}
-	}
-	if err := e.SetKVEventFault("eat", 1); err == nil {
-		t.Error("an unknown fault is accepted")
 	}
 }

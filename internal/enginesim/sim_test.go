@@ -116,19 +116,6 @@ func (a answer) field(t *testing.T, path ...any) any {
 	return v
 }
 
-// text returns the first choice's text, of either route.
-func (a answer) text(t *testing.T) string {
-	t.Helper()
-	if a.status != http.StatusOK {
-		t.Fatalf("got status %d: %s", a.status, a.body)
-	}
-	choice := a.field(t, "choices", 0).(map[string]any)
-	if m, ok := choice["message"].(map[string]any); ok {
-		return m["content"].(string)
-	}
-	return choice["text"].(string)
-}
-
 // params are the raw kv_transfer_params, byte for byte.
 func (a answer) params(t *testing.T) string {
 	t.Helper()
@@ -143,7 +130,12 @@ func (a answer) params(t *testing.T) string {
 
 // try posts a body; header pairs are name, value.
 func try(ctx context.Context, url, body string, header ...string) (answer, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	return send(ctx, http.MethodPost, url, body, header...)
+}
+
+// send sends a request and reads the answer until its end.
+func send(ctx context.Context, method, url, body string, header ...string) (answer, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return answer{}, err
 	}
@@ -169,25 +161,14 @@ func post(t *testing.T, url, body string, header ...string) answer {
 	return a
 }
 
-// stream posts a body and returns the data of each event.
-func stream(t *testing.T, url, body string) []string {
+// get returns the answer to a GET.
+func get(t *testing.T, url string) answer {
 	t.Helper()
-	a := post(t, url, body)
-	if a.status != http.StatusOK {
-		t.Fatalf("got status %d: %s", a.status, a.body)
+	a, err := send(t.Context(), http.MethodGet, url, "")
+	if err != nil {
+		t.Fatal(err)
 	}
-	var events []string
-	for _, event := range strings.SplitAfter(string(a.body), "\n\n") {
-		if event == "" {
-			continue
-		}
-		data, ok := strings.CutPrefix(event, "data: ")
-		if !ok || !strings.HasSuffix(data, "\n\n") || strings.Count(data, "\n") != 2 {
-			t.Fatalf("event %q", event)
-		}
-		events = append(events, strings.TrimSuffix(data, "\n\n"))
-	}
-	return events
+	return a
 }
 
 // eventually waits until other goroutines have reached a state.
@@ -223,29 +204,3 @@ func words(seed, n int) string {
 
 // prefillParams are a proxy's parameters for a prefill leg.
 const prefillParams = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
-
-// openStream posts a streaming request and returns when the head has arrived.
-// events reads the rest.
-func openStream(t *testing.T, url, body string) (events func() ([]string, error), leave func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cancel(); resp.Body.Close() })
-	return func() ([]string, error) {
-		raw, err := io.ReadAll(resp.Body)
-		var list []string
-		for event := range strings.SplitSeq(string(raw), "\n\n") {
-			if data, ok := strings.CutPrefix(event, "data: "); ok {
-				list = append(list, data)
-			}
-		}
-		return list, err
-	}, cancel
-}

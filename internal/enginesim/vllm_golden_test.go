@@ -118,7 +118,7 @@ func shapes(t *testing.T, contentType, body string) []string {
 // TestLikeRealEngine sends the requests that were recorded with real engines
 // and compares the statuses, types and shapes of the answers.
 func TestLikeRealEngine(t *testing.T) {
-	pd := startPair(t, func(c *Config) { c.Model, c.BlockSize, c.KVBlocks = "tiny", 32, 128 })
+	pd := startPair(t, ConnectorVLLMNixl, func(c *Config) { c.Model, c.BlockSize, c.KVBlocks = "tiny", 32, 128 })
 	compare := func(t *testing.T, g golden, a answer) {
 		t.Helper()
 		if a.status != g.status || a.header.Get("Content-Type") != g.contentType {

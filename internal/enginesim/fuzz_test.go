@@ -1,12 +1,16 @@
 package enginesim
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/json"
 	"net/http"
+	"reflect"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/pdproxy/pdproxy/internal/enginesim/core"
+	"github.com/pdproxy/pdproxy/internal/enginesim/vllm"
 )
 
 // FuzzParse: for any body, the parser returns a request that the core can run,
@@ -71,3 +75,29 @@ func FuzzAppendString(f *testing.F) {
 
 // validRunes replaces each broken byte, as encoding/json does.
 func validRunes(s string) string { return string([]rune(s)) }
+
+// FuzzReadSide: a broken frame gives an error; a valid frame is read as it was
+// written.
+func FuzzReadSide(f *testing.F) {
+	var whole bytes.Buffer
+	core.WriteSide(&whole, core.SideMessage{Op: vllm.NixlRead, Engine: "e", Key: "k", Blocks: []core.BlockID{1, 2}, Fields: map[string]string{"a": "b"}, Payload: []byte{1, 2, 3}})
+	f.Add(whole.Bytes())
+	f.Add(whole.Bytes()[:9])
+	f.Add([]byte{255, 255, 255, 255})
+	f.Add([]byte{0, 0, 0, 2, '{', '}', 1, 0, 0, 0, 9})
+	f.Add([]byte{0, 0, 0, 1, 'x', 0, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		m, err := core.ReadSide(bufio.NewReader(bytes.NewReader(raw)))
+		if err != nil {
+			return
+		}
+		var again bytes.Buffer
+		if err := core.WriteSide(&again, m); err != nil {
+			t.Fatal(err)
+		}
+		back, err := core.ReadSide(bufio.NewReader(&again))
+		if err != nil || !reflect.DeepEqual(back, m) {
+			t.Fatalf("%+v is read back as %+v, %v", m, back, err)
+		}
+	})
+}

@@ -4,11 +4,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
+
+// lengths are lengths of prompts around those of blocks.
+var lengths = []int{1, 2, 15, 16, 17, 31, 32, 33, 200}
 
 // TestTokenizeIsWhatIsComputed: each endpoint returns the ids under which the
 // same request's blocks are cached.
@@ -65,52 +70,51 @@ func TestTokenizeIsWhatIsComputed(t *testing.T) {
 	}
 }
 
-// TestTokenizeIsStrict checks which bodies the engines' request models reject
-// and accept.
-func TestTokenizeIsStrict(t *testing.T) {
-	tests := []struct {
-		connector, path, body string
-		status                int
-		want                  string // the answer; empty: not checked
-	}{
-		{ConnectorVLLMNixl, "/tokenize", `{"prompt":"ab","unknown":1,"return_token_strs":true}`, 200, `{"count":1,"max_model_len":65536,"tokens":[90466],"token_strs":["ab"]}`},
-		{ConnectorVLLMNixl, "/tokenize", `{"model":"other","prompt":"ab"}`, 404, ""},
-		{ConnectorVLLMNixl, "/tokenize", `{"prompt":["ab"]}`, 400, ""},
-		{ConnectorVLLMNixl, "/tokenize", `{"prompt":"ab","add_special_tokens":"maybe"}`, 400, ""},
-		{ConnectorVLLMNixl, "/tokenize", `{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":true,"continue_final_message":true}`, 400, ""},
-		{ConnectorVLLMNixl, "/tokenize", `{"messages":"x"}`, 400, ""},
-		{ConnectorVLLMNixl, "/tokenize", `{`, 400, ""},
-		{ConnectorVLLMNixl, "/detokenize", `{"tokens":[90466]}`, 200, `{"prompt":"ab"}`},
-		{ConnectorVLLMNixl, "/detokenize", `{}`, 400, ""},
-		{ConnectorVLLMNixl, core.RouteChat + "/render", `{"messages":[]}`, 200, ""},
-		{ConnectorVLLMNixl, core.RouteChat + "/render", `{"model":"other","messages":[]}`, 404, ""},
-		{ConnectorVLLMNixl, core.RouteChat + "/render", `{}`, 400, ""},
-		{ConnectorVLLMNixl, core.RouteChat + "/render", `[`, 400, ""},
-		{ConnectorSGLang, "/v1/tokenize", `{"prompt":"ab","unknown":1}`, 200, `{"tokens":[90466],"count":1,"max_model_len":65536}`},
-		{ConnectorSGLang, "/tokenize", `{"prompt":["ab","c"]}`, 200, `{"tokens":[[90466],[99]],"count":[1,1],"max_model_len":65536}`},
-		{ConnectorSGLang, "/tokenize", `{"prompt":[1,2]}`, 400, ""},
-		{ConnectorSGLang, "/tokenize", `{"prompt":"ab","messages":[{"role":"user","content":"x"}]}`, 400, ""},
-		{ConnectorSGLang, "/tokenize", `{}`, 400, ""},
-		{ConnectorSGLang, "/tokenize", `{"messages":[{"role":"user","content":"x"}],"n":"x"}`, 400, ""},
-		{ConnectorSGLang, "/v1/detokenize", `{"tokens":[90466]}`, 200, `{"text":"ab"}`},
-		{ConnectorSGLang, "/detokenize", `{"tokens":[[90466],[99]]}`, 200, `{"text":["ab","c"]}`},
-		{ConnectorSGLang, "/detokenize", `{}`, 400, ""},
-		{ConnectorTRTLLM, "/_internal/tokenize", `{"model":"other","prompt":"ab"}`, 200, `{"count":1,"tokens":[90466]}`},
-		{ConnectorTRTLLM, "/_internal/tokenize", `{"prompt":"ab","add_special_tokens":true}`, 400, `{"error":"[{'type': 'extra_forbidden', 'loc': ('body', 'add_special_tokens'), 'msg': 'Extra inputs are not permitted'}]"}`},
-		{ConnectorTRTLLM, "/_internal/tokenize", `{"messages":[]}`, 400, ""},
-		{ConnectorTRTLLM, "/_internal/tokenize", `{"prompt":["ab"]}`, 400, ""},
-		{ConnectorTRTLLM, "/_internal/tokenize", `{}`, 400, ""},
+// An engine finds the blocks that another has computed, and its own when its
+// cache is empty. It finds nothing in a store with other weights.
+func TestStoreIsShared(t *testing.T) {
+	dir := t.TempDir()
+	start := func(model string) *Engine {
+		return startEngine(t, Config{Connector: ConnectorVLLMStore, Store: dir, Model: model})
 	}
-	engines := map[string]*Engine{}
-	for _, tt := range tests {
-		e := engines[tt.connector]
-		if e == nil {
-			e = startEngine(t, Config{Connector: tt.connector})
-			engines[tt.connector] = e
+	a, b, other := start("sim"), start("sim"), start("sim2")
+	alone := startEngine(t, Config{Connector: ConnectorVLLMStore})
+	for _, n := range lengths {
+		body := completion(words(n, n), `"max_tokens":12`)
+		want := post(t, alone.URL()+core.RouteCompletions, body).text(t)
+		for _, e := range []*Engine{a, b} {
+			if got := post(t, e.URL()+core.RouteCompletions, body); got.text(t) != want {
+				t.Errorf("%d tokens: text %q, alone %q", n, got.text(t), want)
+			}
 		}
-		a := post(t, e.URL()+tt.path, tt.body)
-		if a.status != tt.status || tt.want != "" && string(a.body) != tt.want {
-			t.Errorf("%s, %s, %s: post(e.URL()+tt.path, tt.body) = %d, %s", tt.connector, tt.path, tt.body, a.status, a.body)
-		}
+	}
+	if s := a.State(); s.CachedTokens != 0 {
+		t.Errorf("the first engine: %+v", s)
+	}
+	if s := b.State(); s.CachedTokens == 0 || s.PromptTokens-s.CachedTokens > int64(16*len(lengths)) {
+		t.Errorf("the second engine: %+v", s)
+	}
+	a.ResetCache()
+	body := completion(words(200, 200), `"max_tokens":12`)
+	post(t, a.URL()+core.RouteCompletions, body)
+	if s := a.State(); s.CachedTokens != 192 {
+		t.Errorf("the first engine again: %+v", s)
+	}
+	checkNothing(t, other, dir, body)
+}
+
+// checkNothing asserts that the engine finds no blocks of a prompt that others
+// have computed, and leaves no incomplete file.
+func checkNothing(t *testing.T, e *Engine, dir, body string) {
+	t.Helper()
+	post(t, e.URL()+core.RouteCompletions, body)
+	if s := e.State(); s.CachedTokens != 0 {
+		t.Errorf("KV of another model was used: %+v", s)
+	}
+	if parts, _ := filepath.Glob(filepath.Join(dir, "*.part")); len(parts) > 0 {
+		t.Errorf("incomplete files remain: %v", parts)
+	}
+	if files, _ := os.ReadDir(dir); len(files) == 0 {
+		t.Error("the store is empty")
 	}
 }
