@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -9,7 +9,9 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/accesslog"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // TestAccessLog: each ended request has one line, with its outcome and without its text.
@@ -21,9 +23,9 @@ func testAccessLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, options: func(d *Options) { d.AccessLog = access }})
-	w.post("/v1/completions", `{"model":"m","prompt":"a secret","max_tokens":3}`, "X-Request-Id", "good")
-	w.post("/v1/completions", `{"model":"m","prompt":"a secret","max_tokens":"many"}`, "X-Request-Id", "bad")
+	w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}, Options: func(d *proxy.Options) { d.AccessLog = access }})
+	w.Post("/v1/completions", `{"model":"m","prompt":"a secret","max_tokens":3}`, "X-Request-Id", "good")
+	w.Post("/v1/completions", `{"model":"m","prompt":"a secret","max_tokens":"many"}`, "X-Request-Id", "bad")
 	synctest.Wait()
 	if err := access.Close(); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"fmt"
@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // SGLang's decode engine may generate from KV that prefill never computed. If prefill then answers
@@ -13,11 +15,11 @@ import (
 // complete. The decode engines of vLLM generate only after the whole transfer.
 func TestPrefillBeliesDecode(t *testing.T) {
 	const abort = `{"choices":[{"text":"","finish_reason":"abort"}]}`
-	verdicts := map[string]func(*engineConn){
-		"good":  func(c *engineConn) { c.json(200, doneAnswer) },
-		"400":   func(c *engineConn) { c.json(400, `{"object":"error","message":"too long","code":400}`) },
-		"500":   func(c *engineConn) { c.json(500, "{}") },
-		"abort": func(c *engineConn) { c.json(200, abort) },
+	verdicts := map[string]func(*world.Conn){
+		"good":  func(c *world.Conn) { c.JSON(200, world.DoneAnswer) },
+		"400":   func(c *world.Conn) { c.JSON(400, `{"object":"error","message":"too long","code":400}`) },
+		"500":   func(c *world.Conn) { c.JSON(500, "{}") },
+		"abort": func(c *world.Conn) { c.JSON(200, abort) },
 	}
 	for verdict, answer := range verdicts {
 		for _, tt := range []struct {
@@ -33,54 +35,54 @@ func TestPrefillBeliesDecode(t *testing.T) {
 		} {
 			t.Run(verdict+" "+tt.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					w := newWorld(t, setup{engines: []*fakeEngine{
-						{name: "p", role: "prefill", connector: tt.connector, serve: func(c *engineConn, _ int) {
-							if c.leg.path == "/abort_request" {
-								c.json(200, "{}")
+					w := world.New(t, world.Setup{Engines: []*world.Engine{
+						{Name: "p", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
+							if c.Leg.Path == "/abort_request" {
+								c.JSON(200, "{}")
 								return
 							}
 							time.Sleep(3 * time.Second)
 							answer(c)
 						}},
-						{name: "d", role: "decode", connector: tt.connector, serve: func(c *engineConn, _ int) {
-							if c.leg.path == "/abort_request" {
-								c.json(200, "{}")
+						{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
+							if c.Leg.Path == "/abort_request" {
+								c.JSON(200, "{}")
 								return
 							}
 							if !tt.stream {
 								time.Sleep(tt.ends)
-								c.json(200, doneAnswer)
+								c.JSON(200, world.DoneAnswer)
 								return
 							}
-							c.send(streamHead)
+							c.Send(world.StreamHead)
 							for start := time.Now(); time.Since(start) < tt.ends && time.Since(start) < time.Minute; time.Sleep(time.Second) {
-								c.chunks(eventA)
+								c.Chunks(world.EventA)
 							}
-							c.chunks(eventB + done)
-							c.send("0\r\n\r\n")
+							c.Chunks(world.EventB + world.Done)
+							c.Send("0\r\n\r\n")
 						}},
 					}})
-					a := w.post(completionsPath, completions(tt.stream))
+					a := w.Post(world.CompletionsPath, world.Completions(tt.stream))
 					begun := tt.stream
 					switch {
 					case verdict == "good" || !tt.wrong:
-						if complete := !tt.stream || strings.HasSuffix(a.body, eventB+done); a.status != 200 || !complete {
-							t.Errorf("got status %d: %q", a.status, a.body)
+						if complete := !tt.stream || strings.HasSuffix(a.Body, world.EventB+world.Done); a.Status != 200 || !complete {
+							t.Errorf("got status %d: %q", a.Status, a.Body)
 						}
 					case begun:
-						if !strings.HasPrefix(a.body, eventA) || !strings.HasSuffix(a.body, broken) || strings.Contains(a.body, done) || strings.Count(a.body, eventA) > 4 {
-							t.Errorf("got %q", a.body)
+						if !strings.HasPrefix(a.Body, world.EventA) || !strings.HasSuffix(a.Body, world.Broken) || strings.Contains(a.Body, world.Done) || strings.Count(a.Body, world.EventA) > 4 {
+							t.Errorf("got %q", a.Body)
 						}
-						if n := w.metric("pdproxy_broken_streams_total"); n != 1 {
+						if n := w.Metric("pdproxy_broken_streams_total"); n != 1 {
 							t.Errorf("%v broken streams", n)
 						}
 					default:
-						if a.status < 400 {
-							t.Errorf("got status %d: %q", a.status, a.body)
+						if a.Status < 400 {
+							t.Errorf("got status %d: %q", a.Status, a.Body)
 						}
 					}
 					time.Sleep(time.Minute) // clean-ups
-					if n := w.metric("pdproxy_kv_cleanups_total", "abort_rid"); (n > 0) != (tt.wrong && verdict != "good") {
+					if n := w.Metric("pdproxy_kv_cleanups_total", "abort_rid"); (n > 0) != (tt.wrong && verdict != "good") {
 						t.Errorf("%v aborts", n)
 					}
 				})
@@ -94,26 +96,26 @@ func TestVerdictThatNeverComes(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, setup{engines: []*fakeEngine{
-					{name: "p", role: "prefill", connector: "sglang", serve: func(c *engineConn, _ int) {
-						if c.leg.path == "/abort_request" {
-							c.json(200, "{}")
+				w := world.New(t, world.Setup{Engines: []*world.Engine{
+					{Name: "p", Role: "prefill", Connector: "sglang", Serve: func(c *world.Conn, _ int) {
+						if c.Leg.Path == "/abort_request" {
+							c.JSON(200, "{}")
 							return
 						}
-						c.hold()
+						c.Hold()
 					}},
-					{name: "d", role: "decode", connector: "sglang", serve: func(c *engineConn, _ int) {
+					{Name: "d", Role: "decode", Connector: "sglang", Serve: func(c *world.Conn, _ int) {
 						if !stream {
-							c.json(200, doneAnswer)
+							c.JSON(200, world.DoneAnswer)
 							return
 						}
-						c.stream(eventA, done)
+						c.Stream(world.EventA, world.Done)
 					}},
 				}})
 				start := time.Now()
-				a := w.post(completionsPath, completions(stream))
-				if a.status != 200 || stream && a.body != eventA+done || time.Since(start) > 11*time.Second {
-					t.Errorf("got status %d after %v: %q", a.status, time.Since(start), a.body)
+				a := w.Post(world.CompletionsPath, world.Completions(stream))
+				if a.Status != 200 || stream && a.Body != world.EventA+world.Done || time.Since(start) > 11*time.Second {
+					t.Errorf("got status %d after %v: %q", a.Status, time.Since(start), a.Body)
 				}
 				time.Sleep(time.Minute)
 			})

@@ -1,29 +1,73 @@
-package proxy
+package proxy_test
 
 import (
+	"fmt"
+	"io"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
 // TestBodyRateEndsWithTheBody: server.min_body_rate does not apply after the end of the
 // body, because an engine may need minutes for the answer.
 func TestBodyRateEndsWithTheBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
+		w := newWorld(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
 			time.Sleep(2 * time.Minute)
-			c.json(200, unary)
-		}}}, config: func(c *config.Config) { c.Server.MinBodyRate = 1000 }})
-		answers := make(chan answer)
-		go func() { answers <- w.post(completionsPath, completions(false)) }()
+			c.JSON(200, world.Unary)
+		}}}, Config: func(c *config.Config) { c.Server.MinBodyRate = 1000 }})
+		answers := make(chan world.Answer)
+		go func() { answers <- w.Post(world.CompletionsPath, world.Completions(false)) }()
 		time.Sleep(time.Minute)
-		if n := w.bodies.Reading(); n != 0 {
+		if n := w.Reading(); n != 0 {
 			t.Errorf("the proxy still reads %d bodies", n)
 		}
-		if a := <-answers; a.status != 200 {
-			t.Errorf("got status %d, error %v: %s", a.status, a.err, a.body)
+		if a := <-answers; a.Status != 200 {
+			t.Errorf("got status %d, error %v: %s", a.Status, a.Err, a.Body)
 		}
 	})
+}
+
+// A body that arrives too late, or never.
+func TestSlowBody(t *testing.T) {
+	tests := []struct {
+		name string
+		sent string
+		left bool
+		want string
+	}{
+		{"time-out", "{\"model\"", false, "HTTP/1.1 408 Request Timeout\r\n"},
+		{"client leaves", "{\"model\"", true, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, world.Setup{})
+				conn, err := w.Public.Dial()
+				if err != nil {
+					t.Fatal(err)
+				}
+				fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: proxy\r\nContent-Length: 100\r\n\r\n%s", world.CompletionsPath, tt.sent)
+				if tt.left {
+					conn.Close()
+				}
+				got, _ := io.ReadAll(conn)
+				conn.Close()
+				synctest.Wait()
+				if !strings.HasPrefix(string(got), tt.want) {
+					t.Errorf("got %q", got)
+				}
+				want := telemetry.OutcomeClientError
+				if tt.left {
+					want = telemetry.OutcomeCancelled
+				}
+				w.Outcome(want)
+			})
+		})
+	}
 }

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -8,26 +8,24 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/connector"
-	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // TestPrefillThatDiesIsCounted: a prefill engine that received the leg may hold the
 // prompt's KV, even if it never answered.
 func TestPrefillThatDiesIsCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{engines: []*fakeEngine{
-			{name: "p", role: "prefill", connector: "trtllm", serve: func(c *engineConn, _ int) { c.hangUp() }},
-			{name: "d", role: "decode", connector: "trtllm"},
-		}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
-		if a := w.post(completionsPath, completions(false)); a.status != 502 {
-			t.Errorf("got status %d: %s", a.status, a.body)
+		w := world.New(t, world.Setup{Engines: []*world.Engine{
+			{Name: "p", Role: "prefill", Connector: "trtllm", Serve: func(c *world.Conn, _ int) { c.HangUp() }},
+			{Name: "d", Role: "decode", Connector: "trtllm"},
+		}, Config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+		if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 502 {
+			t.Errorf("got status %d: %s", a.Status, a.Body)
 		}
 		synctest.Wait()
-		if n := w.metric("pdproxy_kv_cleanups_total", "trtllm", "engine_timeout"); n != 1 {
+		if n := w.Metric("pdproxy_kv_cleanups_total", "trtllm", "engine_timeout"); n != 1 {
 			t.Errorf("got %v counted clean-ups", n)
 		}
 	})
@@ -39,32 +37,32 @@ func TestRetryAwaitsTheAbort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var aborted, again time.Time
-		serve := func(c *engineConn, nth int) {
+		serve := func(c *world.Conn, nth int) {
 			switch {
-			case c.leg.path == "/abort_request":
+			case c.Leg.Path == "/abort_request":
 				time.Sleep(300 * time.Millisecond)
 				mu.Lock()
 				aborted = time.Now()
 				mu.Unlock()
-				c.json(200, "{}")
-			case nth == 1 && c.e.role == "prefill":
+				c.JSON(200, "{}")
+			case nth == 1 && c.E.Role == "prefill":
 				time.Sleep(10 * time.Millisecond) // decode has received its leg
-				c.send("HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\nno")
+				c.Send("HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\nno")
 			case nth == 1:
-				c.hold()
+				c.Hold()
 			default:
 				mu.Lock()
 				again = time.Now()
 				mu.Unlock()
-				c.json(200, doneAnswer)
+				c.JSON(200, world.DoneAnswer)
 			}
 		}
-		w := newWorld(t, setup{engines: []*fakeEngine{
-			{name: "p", role: "prefill", connector: "sglang", serve: serve},
-			{name: "d", role: "decode", connector: "sglang", serve: serve},
+		w := world.New(t, world.Setup{Engines: []*world.Engine{
+			{Name: "p", Role: "prefill", Connector: "sglang", Serve: serve},
+			{Name: "d", Role: "decode", Connector: "sglang", Serve: serve},
 		}})
-		if a := w.post(completionsPath, completions(false)); a.status != 200 {
-			t.Errorf("got status %d: %s", a.status, a.body)
+		if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 {
+			t.Errorf("got status %d: %s", a.Status, a.Body)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -80,19 +78,21 @@ func TestRetryAwaitsTheAbort(t *testing.T) {
 func TestDecodeThatWasHungUpOnHasTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		freed := make(chan time.Time, 1)
-		w := newWorld(t, setup{engines: []*fakeEngine{
-			{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, namedAnswer) }},
-			{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
-				if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
+		w := world.New(t, world.Setup{Engines: []*world.Engine{
+			{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.NamedAnswer) }},
+			{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) {
+				if strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
 					freed <- time.Now()
-					c.send(streamHead)
+					c.Send(world.StreamHead)
 				}
-				c.hold()
+				c.Hold()
 			}},
 		}})
 		ctx, leave := context.WithCancel(t.Context())
 		var asked sync.WaitGroup
-		asked.Go(func() { ask(ctx, w.client, "POST", "http://proxy"+completionsPath, completions(true)) })
+		asked.Go(func() {
+			world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(true))
+		})
 		synctest.Wait()
 		left := time.Now()
 		leave()
@@ -101,7 +101,7 @@ func TestDecodeThatWasHungUpOnHasTime(t *testing.T) {
 			t.Errorf("the clean-up arrived %v after the client had left", waited)
 		}
 		synctest.Wait()
-		if n := w.cleaned("abort_decode"); n != 1 {
+		if n := w.Cleaned("abort_decode"); n != 1 {
 			t.Errorf("got %v counted clean-ups", n)
 		}
 	})
@@ -112,25 +112,25 @@ func TestDecodeThatWasHungUpOnHasTime(t *testing.T) {
 func TestKeyOfACleanup(t *testing.T) {
 	for name, tt := range map[string]struct{ keys, want string }{
 		"of the client": {"", "Bearer secret"},
-		"of the proxy":  {keyLine("alice", "secret"), ""},
+		"of the proxy":  {world.KeyLine("alice", "secret"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				sent := make(chan string, 1)
-				w := newWorld(t, setup{keys: tt.keys, engines: []*fakeEngine{
-					{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, namedAnswer) }},
-					{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
-						if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
-							sent <- c.leg.header.Get("Authorization")
-							c.send(streamHead)
-							c.hold()
+				w := world.New(t, world.Setup{Keys: tt.keys, Engines: []*world.Engine{
+					{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.NamedAnswer) }},
+					{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
+						if strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
+							sent <- c.Leg.Header.Get("Authorization")
+							c.Send(world.StreamHead)
+							c.Hold()
 							return
 						}
-						c.hangUp()
+						c.HangUp()
 					}},
-				}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
-				if a := w.post(completionsPath, completions(false), "Authorization", "Bearer secret"); a.status != 502 {
-					t.Errorf("got status %d: %s", a.status, a.body)
+				}, Config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+				if a := w.Post(world.CompletionsPath, world.Completions(false), "Authorization", "Bearer secret"); a.Status != 502 {
+					t.Errorf("got status %d: %s", a.Status, a.Body)
 				}
 				if got := <-sent; got != tt.want {
 					t.Errorf("Authorization of the clean-up: got %q, want %q", got, tt.want)
@@ -147,63 +147,30 @@ func TestDecodeThatFailedIsAskedLast(t *testing.T) {
 		var mu sync.Mutex
 		var failed string
 		asked := make(chan string, 2)
-		serve := func(c *engineConn, _ int) {
-			if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
-				asked <- c.e.name
-				c.send(streamHead)
-				c.hold()
+		serve := func(c *world.Conn, _ int) {
+			if strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
+				asked <- c.E.Name
+				c.Send(world.StreamHead)
+				c.Hold()
 				return
 			}
 			mu.Lock()
-			failed = c.e.name
+			failed = c.E.Name
 			mu.Unlock()
-			c.send("HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\nno")
+			c.Send("HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\nno")
 		}
-		w := newWorld(t, setup{engines: []*fakeEngine{
-			{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, namedAnswer) }},
-			{name: "d0", role: "decode", connector: "vllm-nixl", serve: serve},
-			{name: "d1", role: "decode", connector: "vllm-nixl", serve: serve},
-		}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
-		if a := w.post(completionsPath, completions(false)); a.status != 502 {
-			t.Errorf("got status %d: %s", a.status, a.body)
+		w := world.New(t, world.Setup{Engines: []*world.Engine{
+			{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.NamedAnswer) }},
+			{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: serve},
+			{Name: "d1", Role: "decode", Connector: "vllm-nixl", Serve: serve},
+		}, Config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+		if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 502 {
+			t.Errorf("got status %d: %s", a.Status, a.Body)
 		}
 		if first := <-asked; first == failed || failed == "" {
 			t.Errorf("%q failed, and the proxy called %q", failed, first)
 		}
 	})
-}
-
-// TestCleanupIsRepeated: the proxy repeats a clean-up that an engine answers with a
-// failure, also if the engine is draining.
-func TestCleanupIsRepeated(t *testing.T) {
-	for _, draining := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			p := &fakeEngine{name: "p", role: "prefill", connector: "sglang", serve: func(c *engineConn, nth int) {
-				if nth < 3 {
-					c.send("HTTP/1.1 503 x\r\nContent-Length: 2\r\n\r\nno")
-					return
-				}
-				c.json(200, "{}")
-			}}
-			w := newWorld(t, setup{engines: []*fakeEngine{p}})
-			target := engine.Target{Instance: w.registry.Snapshot().Instance("p")}
-			if draining {
-				target.Pin() // the engine drains as long as it holds the blocks
-				defer target.Unpin()
-				if err := w.registry.Remove("p", time.Minute); err != nil {
-					t.Fatal(err)
-				}
-			}
-			job := &cleanup.Job{Connector: "sglang", Limit: time.Second}
-			job.Add([]connector.Cleanup{{Phase: abi.Prefill, Leg: connector.Leg{Path: "/x"}, How: "abort_rid"}}, target, target)
-			w.cleanups.Start(job)
-			time.Sleep(minPatience)
-			synctest.Wait()
-			if n := w.cleaned("abort_rid"); n != 1 || len(p.seen()) != 3 {
-				t.Errorf("draining %v: got %v clean-ups after %d calls", draining, n, len(p.seen()))
-			}
-		})
-	}
 }
 
 // TestPrefillThatOutlastsDecode: decode has answered, so it has the KV, but prefill never answers.
@@ -213,25 +180,25 @@ func TestPrefillThatOutlastsDecode(t *testing.T) {
 	for name, aborts := range map[string]int{"vllm-moriio": 0, "vllm-nixl-push": 0, "sglang": 1} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := &fakeEngine{name: "p", role: "prefill", connector: name, serve: func(c *engineConn, _ int) {
-					if c.leg.path == "/abort_request" {
-						c.json(200, "{}")
+				p := &world.Engine{Name: "p", Role: "prefill", Connector: name, Serve: func(c *world.Conn, _ int) {
+					if c.Leg.Path == "/abort_request" {
+						c.JSON(200, "{}")
 						return
 					}
-					c.hold()
+					c.Hold()
 				}}
-				d := &fakeEngine{name: "d", role: "decode", connector: name, serve: func(c *engineConn, _ int) {
+				d := &world.Engine{Name: "d", Role: "decode", Connector: name, Serve: func(c *world.Conn, _ int) {
 					time.Sleep(10 * time.Millisecond)
-					c.json(200, doneAnswer)
+					c.JSON(200, world.DoneAnswer)
 				}}
-				w := newWorld(t, setup{engines: []*fakeEngine{p, d}})
-				if a := w.post(completionsPath, completions(false)); a.status != 200 {
-					t.Errorf("got status %d: %s", a.status, a.body)
+				w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}})
+				if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 {
+					t.Errorf("got status %d: %s", a.Status, a.Body)
 				}
 				time.Sleep(minPatience)
 				synctest.Wait()
-				if n := w.metric("pdproxy_kv_cleanups_total"); int(n) != aborts || len(p.seen()) != 1+aborts || len(d.seen()) != 1 {
-					t.Errorf("got %v counted clean-ups, %d requests to prefill and %d to decode", n, len(p.seen()), len(d.seen()))
+				if n := w.Metric("pdproxy_kv_cleanups_total"); int(n) != aborts || len(p.Seen()) != 1+aborts || len(d.Seen()) != 1 {
+					t.Errorf("got %v counted clean-ups, %d requests to prefill and %d to decode", n, len(p.Seen()), len(d.Seen()))
 				}
 			})
 		})

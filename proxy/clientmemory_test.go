@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"strings"
@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // Bodies that grow when the proxy decodes them: one client holds at most half of the
@@ -22,26 +23,26 @@ func TestClientMemory(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				answer := make(chan struct{})
-				e := &fakeEngine{serve: func(c *engineConn, _ int) { <-answer; c.json(200, unary) }}
-				w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
+				e := &world.Engine{Serve: func(c *world.Conn, _ int) { <-answer; c.JSON(200, world.Unary) }}
+				w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
 					c.Limits.BufferMemory, c.Limits.PerClient = limit, tt.perClient
 				}})
-				coded := gzipped(bodyOf(body))
+				coded := world.Gzipped(bodyOf(body))
 				statuses := make(chan int, requests)
 				var wg sync.WaitGroup
 				for range requests {
 					wg.Go(func() {
-						a := w.post(completionsPath, coded, "Content-Encoding", "gzip")
-						if a.status == 429 && (!strings.Contains(a.body, "client_memory_limit") || a.header.Get("Retry-After") == "") {
+						a := w.Post(world.CompletionsPath, coded, "Content-Encoding", "gzip")
+						if a.Status == 429 && (!strings.Contains(a.Body, "client_memory_limit") || a.Header.Get("Retry-After") == "") {
 							t.Errorf("%+v", a)
 						}
-						statuses <- a.status
+						statuses <- a.Status
 					})
 					synctest.Wait()
 				}
-				used := w.memory.Used()
-				if most := int64(len(e.seen())) * (1<<20 + 64<<10); used > most {
-					t.Errorf("got %d bytes for %d requests, want at most %d", used, len(e.seen()), most)
+				used := w.Memory.Used()
+				if most := int64(len(e.Seen())) * (1<<20 + 64<<10); used > most {
+					t.Errorf("got %d bytes for %d requests, want at most %d", used, len(e.Seen()), most)
 				}
 				if tt.refused && used > limit/2 {
 					t.Errorf("one client holds %d of %d bytes", used, limit)
@@ -56,14 +57,14 @@ func TestClientMemory(t *testing.T) {
 				if (count[429] > 0) != tt.refused || count[200] == 0 || count[200]+count[429] != requests {
 					t.Errorf("answers by status: %v", count)
 				}
-				if n := w.metric("pdproxy_shed_total", "client_memory_limit"); n != float64(count[429]) {
+				if n := w.Metric("pdproxy_shed_total", "client_memory_limit"); n != float64(count[429]) {
 					t.Errorf("got %v requests counted as shed, want %d", n, count[429])
 				}
-				if a := w.post(completionsPath, coded, "Content-Encoding", "gzip"); a.status != 200 {
+				if a := w.Post(world.CompletionsPath, coded, "Content-Encoding", "gzip"); a.Status != 200 {
 					t.Errorf("afterwards: %+v", a)
 				}
 				synctest.Wait()
-				if n := w.memory.Used(); n != 0 {
+				if n := w.Memory.Used(); n != 0 {
 					t.Errorf("got %d bytes at the end, want 0", n)
 				}
 			})

@@ -1,8 +1,6 @@
-package proxy
+package proxy_test
 
 import (
-	"bytes"
-	"compress/gzip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,28 +9,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
-
-func gzipped(parts ...string) string {
-	var b bytes.Buffer
-	for _, p := range parts {
-		z := gzip.NewWriter(&b)
-		z.Write([]byte(p))
-		z.Close()
-	}
-	return b.String()
-}
-
-func zstdOf(t testing.TB, text string, o ...zstd.EOption) string {
-	var b bytes.Buffer
-	z, err := zstd.NewWriter(&b, append(o, zstd.WithEncoderConcurrency(1))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	z.Write([]byte(text))
-	z.Close()
-	return b.String()
-}
 
 // zstdWhole compresses a text. The frame's head contains the size of the text.
 func zstdWhole(t testing.TB, text string) string {
@@ -54,51 +32,51 @@ func TestContentEncoding(t *testing.T) {
 		status             int
 	}{
 		{"plain", "identity", plain, 200},
-		{"gzip", "gzip", gzipped(plain), 200},
-		{"gzip in capitals, with another name", "X-GZIP", gzipped(plain), 200},
-		{"gzip in two members", "gzip", gzipped(plain[:100], plain[100:]), 200},
-		{"zstd", "zstd", zstdOf(t, plain), 200},
+		{"gzip", "gzip", world.Gzipped(plain), 200},
+		{"gzip in capitals, with another name", "X-GZIP", world.Gzipped(plain), 200},
+		{"gzip in two members", "gzip", world.Gzipped(plain[:100], plain[100:]), 200},
+		{"zstd", "zstd", world.Zstd(t, plain), 200},
 		{"zstd with its size", " zstd ", zstdWhole(t, plain), 200},
-		{"zstd in two frames", "zstd", zstdOf(t, plain[:100]) + zstdWhole(t, plain[100:]), 200},
+		{"zstd in two frames", "zstd", world.Zstd(t, plain[:100]) + zstdWhole(t, plain[100:]), 200},
 		{"gzip, plain", "gzip", plain, 400},
 		{"zstd, plain", "zstd", plain, 400},
-		{"gzip cut", "gzip", gzipped(plain)[:50], 400},
-		{"zstd cut", "zstd", zstdOf(t, plain)[:50], 400},
-		{"gzip with bytes after its end", "gzip", gzipped(plain) + "more", 400},
-		{"zstd with bytes after its end", "zstd", zstdOf(t, plain) + "more", 400},
-		{"zstd with a window of 16 MiB", "zstd", zstdOf(t, strings.Repeat(plain, 1700), zstd.WithWindowSize(16<<20)), 400},
+		{"gzip cut", "gzip", world.Gzipped(plain)[:50], 400},
+		{"zstd cut", "zstd", world.Zstd(t, plain)[:50], 400},
+		{"gzip with bytes after its end", "gzip", world.Gzipped(plain) + "more", 400},
+		{"zstd with bytes after its end", "zstd", world.Zstd(t, plain) + "more", 400},
+		{"zstd with a window of 16 MiB", "zstd", world.Zstd(t, strings.Repeat(plain, 1700), zstd.WithWindowSize(16<<20)), 400},
 		{"deflate", "deflate", plain, 415},
 		{"brotli", "br", plain, 415},
 		{"two codings", "gzip, zstd", plain, 415},
-		{"twice the same", "gzip, gzip", gzipped(gzipped(plain)), 415},
-		{"gzip, one byte above the limit", "gzip", gzipped(plain + strings.Repeat(" ", limit+1-len(plain))), 413},
-		{"zstd, one byte above the limit", "zstd", zstdOf(t, plain+strings.Repeat(" ", limit+1-len(plain))), 413},
-		{"gzip bomb", "gzip", gzipped(strings.Repeat(" ", 20*limit)), 413},
-		{"zstd bomb", "zstd", zstdOf(t, strings.Repeat(" ", 20*limit)), 413},
+		{"twice the same", "gzip, gzip", world.Gzipped(world.Gzipped(plain)), 415},
+		{"gzip, one byte above the limit", "gzip", world.Gzipped(plain + strings.Repeat(" ", limit+1-len(plain))), 413},
+		{"zstd, one byte above the limit", "zstd", world.Zstd(t, plain+strings.Repeat(" ", limit+1-len(plain))), 413},
+		{"gzip bomb", "gzip", world.Gzipped(strings.Repeat(" ", 20*limit)), 413},
+		{"zstd bomb", "zstd", world.Zstd(t, strings.Repeat(" ", 20*limit)), 413},
 		{"zstd bomb with its size", "zstd", zstdWhole(t, strings.Repeat(" ", 20*limit)), 413},
 		{"zstd with a size above the real one", "zstd", "\x28\xb5\x2f\xfd\xa0\xff\xff\xff\x7f" + strings.Repeat("a", 20), 413},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-				w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) { c.Server.MaxBody = limit }})
-				a := w.post(completionsPath, tt.body, "Content-Encoding", tt.coding)
-				if a.status != tt.status {
-					t.Fatalf("got status %d, want %d: %s", a.status, tt.status, a.body)
+				e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+				w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) { c.Server.MaxBody = limit }})
+				a := w.Post(world.CompletionsPath, tt.body, "Content-Encoding", tt.coding)
+				if a.Status != tt.status {
+					t.Fatalf("got status %d, want %d: %s", a.Status, tt.status, a.Body)
 				}
 				switch tt.status {
 				case 200:
-					leg := e.seen()[0]
-					if leg.body != plain || leg.header["Content-Encoding"] != nil {
-						t.Errorf("the engine got Content-Encoding %q and %d bytes", leg.header["Content-Encoding"], len(leg.body))
+					leg := e.Seen()[0]
+					if leg.Body != plain || leg.Header["Content-Encoding"] != nil {
+						t.Errorf("the engine got Content-Encoding %q and %d bytes", leg.Header["Content-Encoding"], len(leg.Body))
 					}
 				case 400, 415:
-					if !strings.Contains(a.body, "Content-Encoding") || len(e.seen()) != 0 {
-						t.Errorf("%d legs, %s", len(e.seen()), a.body)
+					if !strings.Contains(a.Body, "Content-Encoding") || len(e.Seen()) != 0 {
+						t.Errorf("%d legs, %s", len(e.Seen()), a.Body)
 					}
 				}
-				if got := a.header.Get("Accept-Encoding"); (got == downstream.AcceptedCodings) != (tt.status == 415) {
+				if got := a.Header.Get("Accept-Encoding"); (got == downstream.AcceptedCodings) != (tt.status == 415) {
 					t.Errorf("Accept-Encoding %q", got)
 				}
 			})

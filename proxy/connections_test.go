@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // At max_connections the proxy closes an idle connection to serve a new client. If no
@@ -18,13 +19,13 @@ import (
 func TestMaxConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})
-		e := &fakeEngine{serve: func(c *engineConn, _ int) {
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) {
 			<-answer
-			c.json(200, `{"id":"1","choices":[{"text":"x","finish_reason":"stop"}]}`)
+			c.JSON(200, `{"id":"1","choices":[{"text":"x","finish_reason":"stop"}]}`)
 		}}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) { c.Limits.MaxConnections = 2 }})
+		w := newWorld(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) { c.Limits.MaxConnections = 2 }})
 		dial := func() net.Conn {
-			c, err := w.public.Dial()
+			c, err := w.Public.Dial()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -40,11 +41,11 @@ func TestMaxConnections(t *testing.T) {
 		}
 		idle, busy := dial(), dial()
 		idleEnd := read(idle)
-		writeRequest(t, busy, completions(false))
+		world.WriteRequest(t, busy, world.Completions(false))
 		synctest.Wait()
 
 		second := dial()
-		writeRequest(t, second, completions(false))
+		world.WriteRequest(t, second, world.Completions(false))
 		if got := <-idleEnd; got != "" {
 			t.Errorf("the idle connection received %q", got)
 		}
@@ -58,7 +59,7 @@ func TestMaxConnections(t *testing.T) {
 		if err != nil || resp.StatusCode != 503 || !resp.Close || resp.Header.Get("Retry-After") == "" || !json.Valid(body) {
 			t.Errorf("refused client: got %+v, %s, %v", resp, body, err)
 		}
-		w.prom.MustRegister(w.front)
+		w.Prometheus.MustRegister(w.Front)
 		for _, tt := range []struct {
 			name, label string
 			want        float64
@@ -69,11 +70,11 @@ func TestMaxConnections(t *testing.T) {
 			{"pdproxy_connections_refused_total", "max_connections", 1},
 			{"pdproxy_connections_refused_total", "max_connections_per_address", 0},
 		} {
-			if got := w.metric(tt.name, strings.Fields(tt.label)...); got != tt.want {
+			if got := w.Metric(tt.name, strings.Fields(tt.label)...); got != tt.want {
 				t.Errorf("%s %s: got %v, want %v", tt.name, tt.label, got, tt.want)
 			}
 		}
-		if a := w.operate("GET", "/readyz", ""); a.status != 200 {
+		if a := w.Operate("GET", "/readyz", ""); a.Status != 200 {
 			t.Errorf("operator: got %+v", a)
 		}
 		close(answer)

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"strings"
@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // TestEngineRoutes: only the listed routes of engines are passed through, only with POST,
@@ -14,18 +15,18 @@ func TestEngineRoutes(t *testing.T) {
 	for _, connector := range []string{"none", "sglang", "trtllm"} {
 		t.Run(connector, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				answer := func(c *engineConn, nth int) {
+				answer := func(c *world.Conn, nth int) {
 					switch {
-					case strings.Contains(c.leg.body, `"stream":true`):
-						c.stream("data: {\"a\":1}\n\n", "data: {\"a\":2}\n\n") // without a closing event
-					case strings.Contains(c.leg.body, `"empty"`):
-						c.send("HTTP/1.1 204 No Content\r\n\r\n")
+					case strings.Contains(c.Leg.Body, `"stream":true`):
+						c.Stream("data: {\"a\":1}\n\n", "data: {\"a\":2}\n\n") // without a closing event
+					case strings.Contains(c.Leg.Body, `"empty"`):
+						c.Send("HTTP/1.1 204 No Content\r\n\r\n")
 					default:
-						c.send("HTTP/1.1 201 Created\r\nContent-Type: x/y\r\nContent-Length: 2\r\n\r\n\x00\xff")
+						c.Send("HTTP/1.1 201 Created\r\nContent-Type: x/y\r\nContent-Length: 2\r\n\r\n\x00\xff")
 					}
 				}
-				m, n := &fakeEngine{name: "m", connector: connector, serve: answer, ranks: 2}, &fakeEngine{name: "n", connector: connector, models: "n", serve: answer}
-				w := newWorld(t, setup{engines: []*fakeEngine{m, n}, config: func(c *config.Config) {
+				m, n := &world.Engine{Name: "m", Connector: connector, Serve: answer, Ranks: 2}, &world.Engine{Name: "n", Connector: connector, Models: "n", Serve: answer}
+				w := newWorld(t, world.Setup{Engines: []*world.Engine{m, n}, Config: func(c *config.Config) {
 					c.Server.EngineRoutes = []string{"/generative_scoring", "/v1/chat/completions"}
 				}})
 				for _, tt := range []struct {
@@ -47,26 +48,26 @@ func TestEngineRoutes(t *testing.T) {
 					{"beside a listed one", "POST", "/generative_scoring/../sleep", `{"model":"m"}`, 404, "not_found"},
 					{"an API that is also listed", "POST", "/v1/chat/completions", `{"model":"m"}`, 400, "'messages' is missing."},
 				} {
-					before := len(m.seen())
+					before := len(m.Seen())
 					contentType := "application/json"
 					if tt.name == "a form" {
 						contentType = "multipart/form-data; boundary=b"
 					}
-					a := ask(t.Context(), w.client, tt.method, "http://proxy"+tt.path, tt.body, "Content-Type", contentType)
-					if a.status != tt.status || !strings.Contains(a.body, tt.answer) || a.status >= 400 && !strings.Contains(a.body, `{"error":{"message":`) {
-						t.Errorf("%s: got status %d, %v: %q", tt.name, a.status, a.err, a.body)
+					a := world.Ask(t.Context(), w.Client, tt.method, "http://proxy"+tt.path, tt.body, "Content-Type", contentType)
+					if a.Status != tt.status || !strings.Contains(a.Body, tt.answer) || a.Status >= 400 && !strings.Contains(a.Body, `{"error":{"message":`) {
+						t.Errorf("%s: got status %d, %v: %q", tt.name, a.Status, a.Err, a.Body)
 					}
-					legs := m.seen()[before:]
+					legs := m.Seen()[before:]
 					if (len(legs) == 1) != (tt.status < 300) {
 						t.Errorf("%s: the engine received %+v", tt.name, legs)
 						continue
 					}
-					if len(legs) == 1 && (legs[0].path != "/generative_scoring" || strings.Contains(legs[0].body, "rid") || strings.Contains(legs[0].body, "rank") ||
-						!strings.HasPrefix(contentType, strings.SplitN(legs[0].header.Get("Content-Type"), ";", 2)[0])) {
+					if len(legs) == 1 && (legs[0].Path != "/generative_scoring" || strings.Contains(legs[0].Body, "rid") || strings.Contains(legs[0].Body, "rank") ||
+						!strings.HasPrefix(contentType, strings.SplitN(legs[0].Header.Get("Content-Type"), ";", 2)[0])) {
 						t.Errorf("%s: the engine received %+v", tt.name, legs[0])
 					}
 				}
-				if got := len(n.seen()); got != 0 {
+				if got := len(n.Seen()); got != 0 {
 					t.Errorf("the engine of another model received %d requests", got)
 				}
 			})

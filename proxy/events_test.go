@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -10,14 +10,16 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // streamBytes sends two requests for streams, one after the other, on one connection. It
 // returns the bytes of both answers.
-func streamBytes(t *testing.T, w *world, proto string) string {
+func streamBytes(t *testing.T, w *world.World, proto string) string {
 	t.Helper()
-	c, err := w.dialPublic(t.Context(), "", "")
+	c, err := w.DialPublic(t.Context(), "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,8 +27,8 @@ func streamBytes(t *testing.T, w *world, proto string) string {
 	br := bufio.NewReader(c)
 	var all strings.Builder
 	for range 2 {
-		body := completions(true)
-		fmt.Fprintf(c, "POST %s %s\r\nHost: proxy\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n%s", completionsPath, proto, len(body), body)
+		body := world.Completions(true)
+		fmt.Fprintf(c, "POST %s %s\r\nHost: proxy\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n%s", world.CompletionsPath, proto, len(body), body)
 		resp, err := http.ReadResponse(br, &http.Request{Method: "POST"})
 		if err != nil {
 			t.Fatal(err)
@@ -47,7 +49,7 @@ func streamBytes(t *testing.T, w *world, proto string) string {
 // directly. Together they are one valid body, wherever the pieces end, and the connection
 // serves the next request.
 func TestEventsPastNetHTTP(t *testing.T) {
-	const whole = eventA + eventB + eventA + done
+	const whole = world.EventA + world.EventB + world.EventA + world.Done
 	wrap := func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { next.ServeHTTP(wrappedWriter{w}, r) })
 	}
@@ -63,17 +65,17 @@ func TestEventsPastNetHTTP(t *testing.T) {
 		for cut := 1; cut < len(whole); cut += 7 {
 			t.Run(fmt.Sprint(tt.name, " ", cut), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					e := &fakeEngine{serve: func(c *engineConn, _ int) {
-						c.send(streamHead)
-						c.chunks(eventA) // this write includes the head
-						rest := whole[len(eventA):]
+					e := &world.Engine{Serve: func(c *world.Conn, _ int) {
+						c.Send(world.StreamHead)
+						c.Chunks(world.EventA) // this write includes the head
+						rest := whole[len(world.EventA):]
 						for n := min(cut, len(rest)); n > 0; n = min(cut, len(rest)) {
-							c.chunks(rest[:n])
+							c.Chunks(rest[:n])
 							rest = rest[n:]
 						}
-						c.send("0\r\n\r\n")
+						c.Send("0\r\n\r\n")
 					}}
-					w := newWorld(t, setup{engines: []*fakeEngine{e}, options: func(d *Options) { d.Wrap = tt.wrap }})
+					w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Options: func(d *proxy.Options) { d.Wrap = tt.wrap }})
 					if got := streamBytes(t, w, tt.proto); got != tt.want {
 						t.Errorf("got  %q\nwant %q", got, tt.want)
 					}
@@ -92,19 +94,19 @@ func (w wrappedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // answer remains intact, however long the stream has no event. Over HTTP/2 a deadline in
 // the past would reset the stream.
 func TestAnswerOutlivesLatePrefill(t *testing.T) {
-	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
+	world.EachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		const text = `{"choices":[{"text":"x","finish_reason":"length"}]}`
-		_, c := start(setup{
-			config: func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(time.Second) },
-			engines: []*fakeEngine{
-				{name: "p0", role: "prefill", connector: "sglang", serve: func(c *engineConn, _ int) {
+		_, c := start(world.Setup{
+			Config: func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(time.Second) },
+			Engines: []*world.Engine{
+				{Name: "p0", Role: "prefill", Connector: "sglang", Serve: func(c *world.Conn, _ int) {
 					time.Sleep(4 * time.Second) // below timeouts.cleanup
-					c.json(200, text)
+					c.JSON(200, text)
 				}},
-				{name: "d0", role: "decode", connector: "sglang", serve: func(c *engineConn, _ int) { c.json(200, text) }},
+				{Name: "d0", Role: "decode", Connector: "sglang", Serve: func(c *world.Conn, _ int) { c.JSON(200, text) }},
 			},
 		})
-		resp := open(t, t.Context(), c, completions(false))
+		resp := world.Open(t, t.Context(), c, world.Completions(false))
 		if body, err := io.ReadAll(resp.Body); err != nil || string(body) != text {
 			t.Errorf("%q, %v", body, err)
 		}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // TestFairnessHeader: flows that the header line names share the free places. A flow with many
@@ -17,18 +18,18 @@ func TestFairnessHeader(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			proceed := make(chan bool)
-			e := &fakeEngine{serve: func(c *engineConn, _ int) {
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) {
 				<-proceed
-				c.json(200, `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":100,"completion_tokens":100}}`)
+				c.JSON(200, `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":100,"completion_tokens":100}}`)
 			}}
-			w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
 				c.Limits.FairnessHeader, c.Limits.MaxExchanges, c.Limits.QueueTimeout = header, 1, config.Duration(1e12)
 			}})
 			ended := make(chan string, 10)
 			for i, flow := range []string{"a", "a", "a", "a", "b"} {
 				go func() {
-					if a := w.post(completionsPath, completions(false), "X-Flow", flow); a.status != 200 {
-						t.Errorf("request %d: status %d: %s", i, a.status, a.body)
+					if a := w.Post(world.CompletionsPath, world.Completions(false), "X-Flow", flow); a.Status != 200 {
+						t.Errorf("request %d: status %d: %s", i, a.Status, a.Body)
 					}
 					ended <- flow
 				}()
@@ -43,8 +44,8 @@ func TestFairnessHeader(t *testing.T) {
 			if got := fmt.Sprint(order); got != want {
 				t.Errorf("header %q: order %s, want %s", header, got, want)
 			}
-			for _, l := range e.seen() {
-				if v := l.header.Get("X-Flow"); v != "" && header != "" {
+			for _, l := range e.Seen() {
+				if v := l.Header.Get("X-Flow"); v != "" && header != "" {
 					t.Errorf("the engine got the line %q", v)
 				}
 			}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"fmt"
@@ -13,6 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // fallbackTo makes b the fallback of model a.
@@ -22,31 +23,31 @@ func fallbackTo(c *config.Config) {
 
 // leave removes all engines but those given, and the remotes, from the registry. It returns
 // when the others are ready.
-func (w *world) leave(stay ...*fakeEngine) {
-	w.t.Helper()
-	next := *w.cfg.Load()
+func leave(w *world.World, stay ...*world.Engine) {
+	w.T.Helper()
+	next := *w.Config
 	next.Engines = nil
 	for _, e := range stay {
-		next.Engines = append(next.Engines, e.spec())
+		next.Engines = append(next.Engines, e.Spec())
 	}
-	if err := w.registry.Apply("static", next.Instances(), 0); err != nil {
-		w.t.Fatal(err)
+	if err := w.Registry.Apply("static", next.Instances(), 0); err != nil {
+		w.T.Fatal(err)
 	}
 	unsettled := func(i *engine.Instance) bool { return i.State() != engine.Ready }
-	for len(w.registry.Snapshot().Instances) > len(next.Instances()) || slices.ContainsFunc(w.registry.Snapshot().Instances, unsettled) {
+	for len(w.Registry.Snapshot().Instances) > len(next.Instances()) || slices.ContainsFunc(w.Registry.Snapshot().Instances, unsettled) {
 		time.Sleep(time.Millisecond)
 	}
-	w.registry.Settle()
+	w.Registry.Settle()
 }
 
 // fellBack asserts the answer of an engine, and the number of fallbacks for a reason.
-func (w *world) fellBack(a answer, by, reason string, times float64) {
-	w.t.Helper()
-	if a.status != 200 || !strings.Contains(a.body, fmt.Sprintf(`"model":%q`, by)) {
-		w.t.Errorf("got %d %s, want an answer of %s", a.status, a.body, by)
+func fellBack(w *world.World, a world.Answer, by, reason string, times float64) {
+	w.T.Helper()
+	if a.Status != 200 || !strings.Contains(a.Body, fmt.Sprintf(`"model":%q`, by)) {
+		w.T.Errorf("got %d %s, want an answer of %s", a.Status, a.Body, by)
 	}
-	if n := w.metric("pdproxy_fallbacks_total", "model", reason); n != times {
-		w.t.Errorf("got %v fallbacks because of %s, want %v", n, reason, times)
+	if n := w.Metric("pdproxy_fallbacks_total", "model", reason); n != times {
+		w.T.Errorf("got %v fallbacks because of %s, want %v", n, reason, times)
 	}
 }
 
@@ -54,33 +55,33 @@ func (w *world) fellBack(a answer, by, reason string, times float64) {
 // only then.
 func TestFallback(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, b, c := answering("a", "a"), answering("b", "b"), answering("c", "c")
-		w := newWorld(t, setup{engines: []*fakeEngine{a, b, c}, needs: abi.NeedConversation | abi.NeedPrompt, config: fallbackTo})
-		w.fellBack(w.post(completionsPath, asking("a")), "a", "no_engine", 0)
-		w.leave(b, c)
-		w.fellBack(w.post(completionsPath, asking("a")), "b", "no_engine", 1)
-		if legs := b.seen(); len(legs) != 1 || legs[0].body != asking("b") {
+		a, b, c := world.Answering("a", "a"), world.Answering("b", "b"), world.Answering("c", "c")
+		w := world.New(t, world.Setup{Engines: []*world.Engine{a, b, c}, Needs: abi.NeedConversation | abi.NeedPrompt, Config: fallbackTo})
+		fellBack(w, w.Post(world.CompletionsPath, world.Asking("a")), "a", "no_engine", 0)
+		leave(w, b, c)
+		fellBack(w, w.Post(world.CompletionsPath, world.Asking("a")), "b", "no_engine", 1)
+		if legs := b.Seen(); len(legs) != 1 || legs[0].Body != world.Asking("b") {
 			t.Errorf("b got %+v", legs)
 		}
-		w.leave(c)
-		w.fellBack(w.post(completionsPath, asking("a")), "c", "no_engine", 3)
-		if n := w.metric("pdproxy_exchanges_total", "c"); n != 1 {
+		leave(w, c)
+		fellBack(w, w.Post(world.CompletionsPath, world.Asking("a")), "c", "no_engine", 3)
+		if n := w.Metric("pdproxy_exchanges_total", "c"); n != 1 {
 			t.Errorf("got %v exchanges of c", n)
 		}
 		for _, model := range []string{"a", "b", "c"} {
-			if n := w.metric("pdproxy_requests_running", model); n != 0 {
+			if n := w.Metric("pdproxy_requests_running", model); n != 0 {
 				t.Errorf("%v requests of %s run", n, model)
 			}
 		}
-		if got := w.get("/v1/models"); !strings.Contains(got.body, `"id":"a"`) || strings.Contains(got.body, "alias") {
-			t.Errorf("models: %s", got.body)
+		if got := w.Get("/v1/models"); !strings.Contains(got.Body, `"id":"a"`) || strings.Contains(got.Body, "alias") {
+			t.Errorf("models: %s", got.Body)
 		}
-		if got := w.post(completionsPath, asking("alias")); got.status != 404 { // the fallbacks of a are not those of alias
-			t.Errorf("alias: got %d %s", got.status, got.body)
+		if got := w.Post(world.CompletionsPath, world.Asking("alias")); got.Status != 404 { // the fallbacks of a are not those of alias
+			t.Errorf("alias: got %d %s", got.Status, got.Body)
 		}
-		w.leave()
-		if got := w.post(completionsPath, asking("a")); got.status != 503 {
-			t.Errorf("without engines: got %d %s", got.status, got.body)
+		leave(w)
+		if got := w.Post(world.CompletionsPath, world.Asking("a")); got.Status != 503 {
+			t.Errorf("without engines: got %d %s", got.Status, got.Body)
 		}
 	})
 }
@@ -89,23 +90,23 @@ func TestFallback(t *testing.T) {
 // fallback get the name of the fallback.
 func TestFallbackOfAPair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pair := func(model string) (p, d *fakeEngine) {
-			p, d = answering("p"+model, model), answering("d"+model, model)
-			p.role, p.connector, p.serve = "prefill", "vllm-nixl", prefillAnswers
-			d.role, d.connector = "decode", "vllm-nixl"
+		pair := func(model string) (p, d *world.Engine) {
+			p, d = world.Answering("p"+model, model), world.Answering("d"+model, model)
+			p.Role, p.Connector, p.Serve = "prefill", "vllm-nixl", world.PrefillAnswers
+			d.Role, d.Connector = "decode", "vllm-nixl"
 			return p, d
 		}
 		pa, da := pair("a")
 		pb, db := pair("b")
-		w := newWorld(t, setup{engines: []*fakeEngine{pa, da, pb, db}, config: fallbackTo})
-		w.leave(pa, pb, db)
-		w.fellBack(w.post(completionsPath, asking("a")), "db", "no_engine", 1)
-		for _, e := range []*fakeEngine{pb, db} {
-			if legs := e.seen(); len(legs) != 1 || !strings.Contains(legs[0].body, `"model":"b"`) {
-				t.Errorf("%s got %+v", e.name, legs)
+		w := world.New(t, world.Setup{Engines: []*world.Engine{pa, da, pb, db}, Config: fallbackTo})
+		leave(w, pa, pb, db)
+		fellBack(w, w.Post(world.CompletionsPath, world.Asking("a")), "db", "no_engine", 1)
+		for _, e := range []*world.Engine{pb, db} {
+			if legs := e.Seen(); len(legs) != 1 || !strings.Contains(legs[0].Body, `"model":"b"`) {
+				t.Errorf("%s got %+v", e.Name, legs)
 			}
 		}
-		if n := len(pa.seen()); n != 0 {
+		if n := len(pa.Seen()); n != 0 {
 			t.Errorf("prefill of a got %d requests, whose KV no engine reads", n)
 		}
 	})
@@ -115,12 +116,12 @@ func TestFallbackOfAPair(t *testing.T) {
 // failed it once. Another try with the KV of the same prefill engine would fail, too.
 func TestFallbackWhenDecodeFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, d, b := answering("p", "a"), answering("d", "a"), answering("b", "b")
-		p.role, p.connector, p.serve = "prefill", "vllm-nixl", prefillAnswers
-		d.role, d.connector, d.serve = "decode", "vllm-nixl", func(c *engineConn, _ int) { c.hangUp() }
-		w := newWorld(t, setup{engines: []*fakeEngine{p, d, b}, config: fallbackTo})
-		w.fellBack(w.post(completionsPath, asking("a")), "b", "failed", 1)
-		if n := w.metric("pdproxy_retries_total"); n != 1 {
+		p, d, b := world.Answering("p", "a"), world.Answering("d", "a"), world.Answering("b", "b")
+		p.Role, p.Connector, p.Serve = "prefill", "vllm-nixl", world.PrefillAnswers
+		d.Role, d.Connector, d.Serve = "decode", "vllm-nixl", func(c *world.Conn, _ int) { c.HangUp() }
+		w := world.New(t, world.Setup{Engines: []*world.Engine{p, d, b}, Config: fallbackTo})
+		fellBack(w, w.Post(world.CompletionsPath, world.Asking("a")), "b", "failed", 1)
+		if n := w.Metric("pdproxy_retries_total"); n != 1 {
 			t.Errorf("got %v retries, want only that with the fallback", n)
 		}
 	})
@@ -131,30 +132,30 @@ func TestFallbackWhenDecodeFails(t *testing.T) {
 // trial of the circuit returns to the model.
 func TestFallbackWhenTheEngineFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, b := answering("a", "a"), answering("b", "b")
+		a, b := world.Answering("a", "a"), world.Answering("b", "b")
 		var works atomic.Bool
-		answers := a.serve
-		a.serve = func(c *engineConn, nth int) {
+		answers := a.Serve
+		a.Serve = func(c *world.Conn, nth int) {
 			if works.Load() {
 				answers(c, nth)
 				return
 			}
-			c.hangUp()
+			c.HangUp()
 		}
-		w := newWorld(t, setup{engines: []*fakeEngine{a, b}, config: func(c *config.Config) {
+		w := world.New(t, world.Setup{Engines: []*world.Engine{a, b}, Config: func(c *config.Config) {
 			fallbackTo(c)
 			c.Circuit.Failures, c.Circuit.OpenFor = 1, config.Duration(time.Minute)
 		}})
-		w.fellBack(w.post(completionsPath, asking("a")), "b", "failed", 1)
-		tried := len(a.seen())
-		w.fellBack(w.post(completionsPath, asking("a")), "b", "failed", 2)
-		if n := len(a.seen()); n != tried {
+		fellBack(w, w.Post(world.CompletionsPath, world.Asking("a")), "b", "failed", 1)
+		tried := len(a.Seen())
+		fellBack(w, w.Post(world.CompletionsPath, world.Asking("a")), "b", "failed", 2)
+		if n := len(a.Seen()); n != tried {
 			t.Errorf("the engine with an open circuit got %d more requests", n-tried)
 		}
 		works.Store(true)
 		time.Sleep(time.Minute)
-		w.fellBack(w.post(completionsPath, asking("a")), "a", "failed", 2)
-		w.fellBack(w.post(completionsPath, asking("a")), "a", "failed", 2)
+		fellBack(w, w.Post(world.CompletionsPath, world.Asking("a")), "a", "failed", 2)
+		fellBack(w, w.Post(world.CompletionsPath, world.Asking("a")), "a", "failed", 2)
 	})
 }
 
@@ -162,24 +163,24 @@ func TestFallbackWhenTheEngineFails(t *testing.T) {
 // answer: the fallback gets nothing.
 func TestNoFallback(t *testing.T) {
 	for name, tt := range map[string]struct {
-		serve func(c *engineConn, _ int)
+		serve func(c *world.Conn, _ int)
 		want  string
 	}{
-		"refused": {func(c *engineConn, _ int) { c.json(400, `{"error":{"message":"too long"}}`) }, "too long"},
-		"broken stream": {func(c *engineConn, _ int) {
-			c.send(streamHead)
-			c.chunks("data: {\"model\":\"a\"}\n\n")
-			c.hangUp()
+		"refused": {func(c *world.Conn, _ int) { c.JSON(400, `{"error":{"message":"too long"}}`) }, "too long"},
+		"broken stream": {func(c *world.Conn, _ int) {
+			c.Send(world.StreamHead)
+			c.Chunks("data: {\"model\":\"a\"}\n\n")
+			c.HangUp()
 		}, "not complete"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a, b := answering("a", "a"), answering("b", "b")
-				a.serve = tt.serve
-				w := newWorld(t, setup{engines: []*fakeEngine{a, b}, config: fallbackTo})
-				got := w.post(completionsPath, `{"model":"a","prompt":"hi","stream":true}`)
-				if !strings.Contains(got.body, tt.want) || len(b.seen()) != 0 {
-					t.Errorf("got %d %s, and %d requests of b", got.status, got.body, len(b.seen()))
+				a, b := world.Answering("a", "a"), world.Answering("b", "b")
+				a.Serve = tt.serve
+				w := world.New(t, world.Setup{Engines: []*world.Engine{a, b}, Config: fallbackTo})
+				got := w.Post(world.CompletionsPath, `{"model":"a","prompt":"hi","stream":true}`)
+				if !strings.Contains(got.Body, tt.want) || len(b.Seen()) != 0 {
+					t.Errorf("got %d %s, and %d requests of b", got.Status, got.Body, len(b.Seen()))
 				}
 			})
 		})
@@ -190,24 +191,24 @@ func TestNoFallback(t *testing.T) {
 // first model.
 func TestFallbackThenWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, b := answering("a", "a"), answering("b", "b")
-		w := newWorld(t, setup{engines: []*fakeEngine{a, b}, config: func(c *config.Config) {
+		a, b := world.Answering("a", "a"), world.Answering("b", "b")
+		w := world.New(t, world.Setup{Engines: []*world.Engine{a, b}, Config: func(c *config.Config) {
 			fallbackTo(c)
 			c.Limits.NoEngineTimeout = config.Duration(time.Hour)
 		}})
-		w.leave()
+		leave(w)
 		var wg sync.WaitGroup
-		wg.Go(func() { w.fellBack(w.post(completionsPath, asking("a")), "a", "no_engine", 2) })
+		wg.Go(func() { fellBack(w, w.Post(world.CompletionsPath, world.Asking("a")), "a", "no_engine", 2) })
 		synctest.Wait()
-		if n := w.metric("pdproxy_requests_waiting", "a", "no_engine"); n != 1 {
+		if n := w.Metric("pdproxy_requests_waiting", "a", "no_engine"); n != 1 {
 			t.Errorf("got %v requests that wait for a", n)
 		}
-		w.leave(a)
+		leave(w, a)
 		wg.Wait()
-		if n := w.metric("pdproxy_requests_waiting"); n != 0 {
+		if n := w.Metric("pdproxy_requests_waiting"); n != 0 {
 			t.Errorf("got %v requests that wait", n)
 		}
-		if n := len(b.seen()); n != 0 {
+		if n := len(b.Seen()); n != 0 {
 			t.Errorf("b got %d requests", n)
 		}
 	})

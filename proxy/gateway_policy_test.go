@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"slices"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // TestGatewayHeadersForPolicies: policies get the headers that they declare from the header that
@@ -40,12 +41,12 @@ func TestGatewayHeadersForPolicies(t *testing.T) {
 			"full duplex": duplex, "buffered": {filter.ProcessingMode_BUFFERED, filter.ProcessingMode_FULL_DUPLEX_STREAMED},
 		} {
 			t.Run(tt.name+" "+mode, func(t *testing.T) {
-				g := newGateway(t, setup{engines: wholes(), needs: tt.needs, keys: tenantLine("a", "rpm=9")})
-				x := g.ask(m, nil, append(credentials, tt.lines...), completions(false)).decided()
+				g := newGateway(t, world.Setup{Engines: world.Wholes(), Needs: tt.needs, Keys: world.TenantLine("a", "rpm=9")})
+				x := g.ask(m, nil, append(credentials, tt.lines...), world.Completions(false)).decided()
 				if x.immediate != nil {
 					t.Fatalf("the picker answers %v", x.immediate)
 				}
-				if got := g.decider.asked.Load().(abi.RequestFacts).Headers; !slices.Equal(got, tt.want) {
+				if got := g.Decider.Asked.Load().(abi.RequestFacts).Headers; !slices.Equal(got, tt.want) {
 					t.Errorf("got %+v, want %+v", got, tt.want)
 				}
 				x.finish()
@@ -59,8 +60,8 @@ func TestGatewayHeadersForPolicies(t *testing.T) {
 // subset, the client gets an error.
 func TestGatewayPairLabels(t *testing.T) {
 	zones := map[string]string{}
-	at := func(e *fakeEngine, zone string) *fakeEngine {
-		zones[e.at], e.labels = zone, config.LabelsOf(map[string]string{"zone": zone})
+	at := func(e *world.Engine, zone string) *world.Engine {
+		zones[e.At], e.Labels = zone, config.LabelsOf(map[string]string{"zone": zone})
 		return e
 	}
 	for _, tt := range []struct {
@@ -74,10 +75,10 @@ func TestGatewayPairLabels(t *testing.T) {
 		{"a prefill engine without decode", "10.0.0.3:80,10.0.0.4:80,10.0.0.5:80", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			g := newGateway(t, setup{engines: []*fakeEngine{
-				at(prefillAt("p0", "10.0.0.1:80"), "a"), at(prefillAt("p1", "10.0.0.2:80"), "b"), at(prefillAt("p2", "10.0.0.3:80"), "c"),
-				at(decodeAt("d0", "10.0.0.4:80"), "a"), at(decodeAt("d1", "10.0.0.5:80"), "b"), at(decodeAt("d2", "10.0.0.6:80"), "b"), at(decodeAt("d3", "10.0.0.7:80"), "d"),
-			}, config: func(c *config.Config) {
+			g := newGateway(t, world.Setup{Engines: []*world.Engine{
+				at(world.PrefillAt("p0", "10.0.0.1:80"), "a"), at(world.PrefillAt("p1", "10.0.0.2:80"), "b"), at(world.PrefillAt("p2", "10.0.0.3:80"), "c"),
+				at(world.DecodeAt("d0", "10.0.0.4:80"), "a"), at(world.DecodeAt("d1", "10.0.0.5:80"), "b"), at(world.DecodeAt("d2", "10.0.0.6:80"), "b"), at(world.DecodeAt("d3", "10.0.0.7:80"), "d"),
+			}, Config: func(c *config.Config) {
 				c.Pairs.SameLabels, c.EPP.Fallbacks = []string{"zone"}, 3
 			}})
 			limits := subset(structpb.NewStringValue(tt.subset))
@@ -85,7 +86,7 @@ func TestGatewayPairLabels(t *testing.T) {
 				limits = nil
 			}
 			for range 6 {
-				x := g.ask(duplex, limits, nil, completions(false)).decided()
+				x := g.ask(duplex, limits, nil, world.Completions(false)).decided()
 				if tt.zones == "" {
 					if s := x.immediate.GetStatus().GetCode(); s != 503 || !strings.Contains(string(x.immediate.GetBody()), `"code":"no_target"`) {
 						t.Errorf("got status %d %s, want 503", s, x.immediate.GetBody())

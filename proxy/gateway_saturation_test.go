@@ -1,12 +1,11 @@
-package proxy
+package proxy_test
 
 import (
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -14,47 +13,13 @@ import (
 // that the picker holds requests. A token of a prompt takes 1 ms.
 func newSaturatedGateway(t *testing.T) *gateway {
 	t.Helper()
-	g := newGateway(t, setup{engines: []*fakeEngine{{at: "10.0.0.1:80"}}, config: func(c *config.Config) {
-		bySaturation(c)
+	g := newGateway(t, world.Setup{Engines: []*world.Engine{{At: "10.0.0.1:80"}}, Config: func(c *config.Config) {
+		world.BySaturation(c)
 		c.Limits.QueueTimeout = config.Duration(time.Minute)
 	}})
-	g.registry.Snapshot().Instance("e").Load[0].Prefill.Measure(1000, time.Second)
+	g.Registry.Snapshot().Instance("e").Load[0].Prefill.Measure(1000, time.Second)
 	g.queued(500)
 	return g
-}
-
-// queued sets the tokens of the prompts in the queue of the engine.
-func (g *gateway) queued(tokens int64) {
-	c := &g.registry.Snapshot().Instance("e").Load[0]
-	c.Report(load.Report{At: time.Now(), Every: time.Hour, Running: 3, Waiting: 4, Queued: tokens}, c.Mark())
-}
-
-// holds waits until so many requests are held.
-func (g *gateway) holds(n float64) {
-	g.t.Helper()
-	for end := time.Now().Add(time.Minute); g.metric("pdproxy_requests_waiting", "m", "saturated") != n; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			g.t.Fatalf("%v requests are held, want %v", g.metric("pdproxy_requests_waiting", "m", "saturated"), n)
-		}
-	}
-}
-
-// held sends a request, and waits until it is held.
-func (g *gateway) held(m modes, header ...string) *exchanged {
-	g.t.Helper()
-	x := g.ask(m, nil, header, completions(false))
-	g.holds(1)
-	return x
-}
-
-// refused receives the refusal of a request.
-func (x *exchanged) refused(retry string) {
-	x.t.Helper()
-	defer x.cancel()
-	x.decided()
-	if s := x.immediate.GetStatus().GetCode(); s != 503 || setBy(x.immediate.GetHeaders())["retry-after"] != retry || !strings.Contains(string(x.immediate.GetBody()), `"code":"saturated"`) {
-		x.t.Errorf("%d %v %s, want a refusal for %s s", s, x.immediate.GetHeaders(), x.immediate.GetBody(), retry)
-	}
 }
 
 // TestGatewaySaturation: the picker holds a request while the engines are saturated, and chooses
@@ -63,7 +28,7 @@ func TestGatewaySaturation(t *testing.T) {
 	for _, m := range []modes{duplex, {duplex.request, 0}} {
 		g := newSaturatedGateway(t)
 		x := g.held(m, "x-deadline", "60000")
-		g.says("e", 3, 0, 0)
+		g.Says("e", 3, 0, 0)
 		if x.decided(); x.set["x-gateway-destination-endpoint"] != "10.0.0.1:80" || x.immediate != nil {
 			t.Errorf("the picker answers %v and sets %v", x.immediate, x.set)
 		}
@@ -77,8 +42,8 @@ func TestGatewaySaturation(t *testing.T) {
 func TestGatewaySaturationSheds(t *testing.T) {
 	t.Run("at once", func(t *testing.T) {
 		g := newSaturatedGateway(t)
-		g.ask(duplex, nil, []string{"x-deadline", "100"}, completions(false)).refused("1")
-		g.outcome(telemetry.OutcomeShed)
+		g.ask(duplex, nil, []string{"x-deadline", "100"}, world.Completions(false)).refused("1")
+		g.Outcome(telemetry.OutcomeShed)
 	})
 	t.Run("held", func(t *testing.T) {
 		g := newSaturatedGateway(t)
@@ -86,7 +51,7 @@ func TestGatewaySaturationSheds(t *testing.T) {
 		g.queued(70_000)
 		x.refused("70")
 		g.holds(0)
-		g.outcome(telemetry.OutcomeShed)
+		g.Outcome(telemetry.OutcomeShed)
 	})
 }
 
@@ -96,11 +61,11 @@ func TestGatewaySaturationLeaves(t *testing.T) {
 	x := g.held(duplex)
 	x.cancel()
 	g.holds(0)
-	for g.books.Running.Len() != 0 {
+	for g.Running() != 0 {
 		time.Sleep(time.Millisecond)
 	}
-	g.outcome(telemetry.OutcomeCancelled)
-	if n := g.local.Open(); n != 0 {
+	g.Outcome(telemetry.OutcomeCancelled)
+	if n := g.Local.Open(); n != 0 {
 		t.Errorf("%d leases are open", n)
 	}
 }

@@ -1,13 +1,15 @@
-package proxy
+package proxy_test
 
 import (
 	"slices"
 	"testing"
+	"time"
 
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -30,9 +32,9 @@ func TestGatewaySpan(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			rec := tracetest.NewSpanRecorder()
-			g := newGateway(t, setup{engines: wholes(), tracer: telemetry.NewTracerTo(sdk.WithSpanProcessor(rec))})
+			g := newGateway(t, world.Setup{Engines: world.Wholes(), Tracer: telemetry.NewTracerTo(sdk.WithSpanProcessor(rec))})
 			stream := tt.contentType == "text/event-stream"
-			x := g.ask(duplex, nil, nil, completions(stream)).decided()
+			x := g.ask(duplex, nil, nil, world.Completions(stream)).decided()
 			x.endless = tt.cut
 			x.answers(200, tt.contentType, "", tt.parts...)
 			if tt.cut {
@@ -41,7 +43,9 @@ func TestGatewaySpan(t *testing.T) {
 				t.Error(err)
 			}
 			seen := 0
-			g.books.Running.Wait(t.Context())
+			for g.Running() > 0 {
+				time.Sleep(time.Millisecond)
+			}
 			for _, s := range rec.Ended() {
 				if s.Name() != "pdproxy.exchange" && s.SpanKind() != trace.SpanKindClient {
 					continue

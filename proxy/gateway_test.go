@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -24,26 +24,62 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
+// queued sets the tokens of the prompts in the queue of the engine.
+func (g *gateway) queued(tokens int64) {
+	c := &g.Registry.Snapshot().Instance("e").Load[0]
+	c.Report(load.Report{At: time.Now(), Every: time.Hour, Running: 3, Waiting: 4, Queued: tokens}, c.Mark())
+}
+
+// holds waits until so many requests are held.
+func (g *gateway) holds(n float64) {
+	g.T.Helper()
+	for end := time.Now().Add(time.Minute); g.Metric("pdproxy_requests_waiting", "m", "saturated") != n; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			g.T.Fatalf("%v requests are held, want %v", g.Metric("pdproxy_requests_waiting", "m", "saturated"), n)
+		}
+	}
+}
+
+// held sends a request, and waits until it is held.
+func (g *gateway) held(m modes, header ...string) *exchanged {
+	g.T.Helper()
+	x := g.ask(m, nil, header, world.Completions(false))
+	g.holds(1)
+	return x
+}
+
+// refused receives the refusal of a request.
+func (x *exchanged) refused(retry string) {
+	x.t.Helper()
+	defer x.cancel()
+	x.decided()
+	if s := x.immediate.GetStatus().GetCode(); s != 503 || setBy(x.immediate.GetHeaders())["retry-after"] != retry || !strings.Contains(string(x.immediate.GetBody()), `"code":"saturated"`) {
+		x.t.Errorf("%d %v %s, want a refusal for %s s", s, x.immediate.GetHeaders(), x.immediate.GetBody(), retry)
+	}
+}
+
 // gateway is a client of the endpoint picker of a world.
 type gateway struct {
-	*world
+	*world.World
 	conn *grpc.ClientConn
 }
 
 // newGateway connects a gateway to the world's picker. The end of the test drains the picker.
-func newGateway(t *testing.T, o setup) *gateway {
+func newGateway(t *testing.T, o world.Setup) *gateway {
 	t.Helper()
-	edit := o.config
-	o.config = func(c *config.Config) {
+	edit := o.Config
+	o.Config = func(c *config.Config) {
 		c.Health.Interval = config.Duration(5 * time.Millisecond) // the engines are ready after the second probe
 		if edit != nil {
 			edit(c)
 		}
 	}
-	w := newWorld(t, o)
+	w := world.New(t, o)
 	l := proxytest.NewPipeListener()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -61,21 +97,7 @@ func newGateway(t *testing.T, o setup) *gateway {
 		}
 		conn.Close()
 	})
-	return &gateway{world: w, conn: conn}
-}
-
-// decode is a decode engine at an address of the gateway's network; prefill has the other role.
-func decodeAt(name, at string) *fakeEngine {
-	return &fakeEngine{name: name, at: at, role: "decode", connector: "vllm-nixl"}
-}
-
-func prefillAt(name, at string) *fakeEngine {
-	return &fakeEngine{name: name, at: at, role: "prefill", connector: "vllm-nixl"}
-}
-
-// wholes are three engines that serve whole requests.
-func wholes() []*fakeEngine {
-	return []*fakeEngine{{name: "a", at: "10.0.0.1:80"}, {name: "b", at: "10.0.0.2:80"}, {name: "c", at: "10.0.0.3:80"}}
+	return &gateway{World: w, conn: conn}
 }
 
 // exchanged is one request as the gateway sees it.
@@ -102,15 +124,15 @@ var duplex = modes{filter.ProcessingMode_FULL_DUPLEX_STREAMED, filter.Processing
 
 // ask sends the request to the picker. parts are those of the body.
 func (g *gateway) ask(m modes, meta *core.Metadata, header []string, parts ...string) *exchanged {
-	g.t.Helper()
+	g.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	x := &exchanged{t: g.t, mode: m.request, cancel: cancel, set: map[string]string{}, removed: map[string]bool{}}
+	x := &exchanged{t: g.T, mode: m.request, cancel: cancel, set: map[string]string{}, removed: map[string]bool{}}
 	var err error
 	if x.stream, err = extproc.NewExternalProcessorClient(g.conn).Process(ctx); err != nil {
-		g.t.Fatal(err)
+		g.T.Fatal(err)
 	}
 	lines := []*core.HeaderValue{}
-	for i, all := 0, append([]string{":method", "POST", ":path", completionsPath, ":authority", "proxy", "content-type", "application/json"}, header...); i < len(all); i += 2 {
+	for i, all := 0, append([]string{":method", "POST", ":path", world.CompletionsPath, ":authority", "proxy", "content-type", "application/json"}, header...); i < len(all); i += 2 {
 		lines = append(lines, &core.HeaderValue{Key: all[i], RawValue: []byte(all[i+1])})
 	}
 	x.send(&extproc.ProcessingRequest{
@@ -244,12 +266,12 @@ const wholeAnswer = `{"choices":[{"text":"x","finish_reason":"length"}],"usage":
 // equal. The engine gets the body. (Endpoint picker protocol, Destination Endpoint; conformance
 // GatewayFollowingEPPRouting.)
 func TestGatewayDestination(t *testing.T) {
-	text := completions(false)
+	text := world.Completions(false)
 	for name, m := range map[string]modes{
 		"full duplex": duplex, "buffered": {filter.ProcessingMode_BUFFERED, filter.ProcessingMode_FULL_DUPLEX_STREAMED},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newGateway(t, setup{engines: wholes()})
+			g := newGateway(t, world.Setup{Engines: world.Wholes()})
 			parts := []string{text[:10], text[10:]}
 			if m.request == filter.ProcessingMode_BUFFERED {
 				parts = []string{text}
@@ -262,8 +284,8 @@ func TestGatewayDestination(t *testing.T) {
 			if x.body != text || x.set["content-length"] != fmt.Sprint(len(text)) {
 				t.Errorf("the engine gets %q of length %s", x.body, x.set["content-length"])
 			}
-			if g.local.Open() != 1 {
-				t.Errorf("%d leases are open before the answer", g.local.Open())
+			if g.Local.Open() != 1 {
+				t.Errorf("%d leases are open before the answer", g.Local.Open())
 			}
 			if got := x.answers(200, "application/json", to, wholeAnswer[:20], wholeAnswer[20:]); got != wholeAnswer {
 				t.Errorf("the client gets %q", got)
@@ -271,11 +293,11 @@ func TestGatewayDestination(t *testing.T) {
 			if err := x.ended(); err != nil {
 				t.Error(err)
 			}
-			g.outcome(telemetry.OutcomeOK)
-			if n := g.metric("pdproxy_tokens_total", "prompt"); n != 7 {
+			g.Outcome(telemetry.OutcomeOK)
+			if n := g.Metric("pdproxy_tokens_total", "prompt"); n != 7 {
 				t.Errorf("%v prompt tokens are counted, want 7", n)
 			}
-			if e := g.explained(); e.RequestID != "id-1" || len(e.Legs) != 1 || e.Legs[0].Status != 200 || len(e.Candidates) != 3 {
+			if e := g.Explained(); e.RequestID != "id-1" || len(e.Legs) != 1 || e.Legs[0].Status != 200 || len(e.Candidates) != 3 {
 				t.Errorf("explained: %+v", e)
 			}
 		})
@@ -302,9 +324,9 @@ func TestGatewaySubset(t *testing.T) {
 		{"no text", subset(list("", 7)), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			g := newGateway(t, setup{engines: wholes()})
+			g := newGateway(t, world.Setup{Engines: world.Wholes()})
 			for range 4 {
-				x := g.ask(duplex, tt.subset, nil, completions(false)).decided()
+				x := g.ask(duplex, tt.subset, nil, world.Completions(false)).decided()
 				if got := x.set["x-gateway-destination-endpoint"]; got != tt.want {
 					t.Errorf("got %q, want %q", got, tt.want)
 				}
@@ -323,10 +345,10 @@ func TestGatewaySubset(t *testing.T) {
 // names prefill. Lines of the client with the picker's names do not pass.
 func TestGatewayPair(t *testing.T) {
 	for _, trust := range []bool{false, true} {
-		g := newGateway(t, setup{engines: []*fakeEngine{prefillAt("p", "10.0.0.1:80"), decodeAt("d", "10.0.0.2:80")}, config: func(c *config.Config) {
+		g := newGateway(t, world.Setup{Engines: []*world.Engine{world.PrefillAt("p", "10.0.0.1:80"), world.DecodeAt("d", "10.0.0.2:80")}, Config: func(c *config.Config) {
 			c.Server.TrustPDFields = trust
 		}})
-		x := g.ask(duplex, nil, []string{"x-prefiller-host-port", "evil:1", "x_encoder_hosts_ports", "evil:1", "x-gateway-destination-endpoint-subset", "evil", "x-client", "stays"}, completions(false)).decided()
+		x := g.ask(duplex, nil, []string{"x-prefiller-host-port", "evil:1", "x_encoder_hosts_ports", "evil:1", "x-gateway-destination-endpoint-subset", "evil", "x-client", "stays"}, world.Completions(false)).decided()
 		if x.set["x-gateway-destination-endpoint"] != "10.0.0.2:80" || x.set["x-prefiller-host-port"] != "10.0.0.1:80" {
 			t.Errorf("the picker sets %v", x.set)
 		}
@@ -339,8 +361,8 @@ func TestGatewayPair(t *testing.T) {
 
 // TestGatewayStream: the first event and the usage of a stream are observed.
 func TestGatewayStream(t *testing.T) {
-	g := newGateway(t, setup{engines: wholes()})
-	x := g.ask(duplex, nil, nil, completions(true)).decided()
+	g := newGateway(t, world.Setup{Engines: world.Wholes()})
+	x := g.ask(duplex, nil, nil, world.Completions(true)).decided()
 	events := []string{"data: {\"choices\":[{\"text\":\"a\"}]}\n\n", "data: {\"choices\":[{\"te", "xt\":\"b\"}],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2}}\n\n", "data: [DONE]\n\n"}
 	if got := x.answers(200, "text/event-stream", "", events...); got != strings.Join(events, "") {
 		t.Errorf("the client gets %q", got)
@@ -348,11 +370,11 @@ func TestGatewayStream(t *testing.T) {
 	if err := x.ended(); err != nil {
 		t.Error(err)
 	}
-	g.outcome(telemetry.OutcomeOK)
-	if n := g.metric("pdproxy_tokens_total", "completion"); n != 2 {
+	g.Outcome(telemetry.OutcomeOK)
+	if n := g.Metric("pdproxy_tokens_total", "completion"); n != 2 {
 		t.Errorf("%v generated tokens are counted, want 2", n)
 	}
-	if e := g.explained(); len(e.Legs) != 1 || e.Legs[0].FirstByteMS == nil {
+	if e := g.Explained(); len(e.Legs) != 1 || e.Legs[0].FirstByteMS == nil {
 		t.Errorf("explained: %+v", e)
 	}
 }
@@ -375,8 +397,8 @@ func TestGatewayOutcomes(t *testing.T) {
 		{"an aborted answer", 200, false, `{"choices":[{"finish_reason":"abort"}]}`, telemetry.OutcomeEngineError, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			g := newGateway(t, setup{engines: wholes()})
-			x := g.ask(duplex, nil, nil, completions(tt.events)).decided()
+			g := newGateway(t, world.Setup{Engines: world.Wholes()})
+			x := g.ask(duplex, nil, nil, world.Completions(tt.events)).decided()
 			kind := map[bool]string{true: "text/event-stream", false: "application/json"}[tt.events]
 			if got := x.answers(tt.status, kind, "", tt.answer); got != tt.answer {
 				t.Errorf("the client gets %q", got)
@@ -384,8 +406,8 @@ func TestGatewayOutcomes(t *testing.T) {
 			if err := x.ended(); err != nil {
 				t.Error(err)
 			}
-			g.outcome(tt.outcome)
-			if n := g.metric("pdproxy_leg_errors_total"); n != tt.failed {
+			g.Outcome(tt.outcome)
+			if n := g.Metric("pdproxy_leg_errors_total"); n != tt.failed {
 				t.Errorf("%v legs have failed, want %v", n, tt.failed)
 			}
 		})
@@ -395,8 +417,8 @@ func TestGatewayOutcomes(t *testing.T) {
 // TestGatewayServedByOther: the gateway has used another endpoint of the list. (Endpoint picker
 // protocol, Destination Endpoint Served; conformance GatewayDestinationEndpointServed.)
 func TestGatewayServedByOther(t *testing.T) {
-	g := newGateway(t, setup{engines: wholes(), config: func(c *config.Config) { c.EPP.Fallbacks = 2 }})
-	x := g.ask(duplex, nil, nil, completions(false)).decided()
+	g := newGateway(t, world.Setup{Engines: world.Wholes(), Config: func(c *config.Config) { c.EPP.Fallbacks = 2 }})
+	x := g.ask(duplex, nil, nil, world.Completions(false)).decided()
 	list := strings.Split(x.set["x-gateway-destination-endpoint"], ",")
 	if len(list) != 3 || x.metadata != x.set["x-gateway-destination-endpoint"] {
 		t.Fatalf("the picker names %v and %q", list, x.metadata)
@@ -406,7 +428,7 @@ func TestGatewayServedByOther(t *testing.T) {
 	if err := x.ended(); err != nil {
 		t.Error(err)
 	}
-	if n := g.metric("pdproxy_fallbacks_total", "gateway", "other_endpoint"); n != 1 {
+	if n := g.Metric("pdproxy_fallbacks_total", "gateway", "other_endpoint"); n != 1 {
 		t.Errorf("%v fallbacks are counted", n)
 	}
 	if n := chosen.Breaker.Failures(); n != 1 {
@@ -419,13 +441,13 @@ func TestGatewayServedByOther(t *testing.T) {
 
 // at returns the engine at an address.
 func (g *gateway) at(address string) *engine.Instance {
-	g.t.Helper()
-	for _, i := range g.registry.Snapshot().Instances {
+	g.T.Helper()
+	for _, i := range g.Registry.Snapshot().Instances {
 		if i.Spec.URL == "http://"+address {
 			return i
 		}
 	}
-	g.t.Fatalf("no engine at %s", address)
+	g.T.Fatalf("no engine at %s", address)
 	return nil
 }
 
@@ -433,15 +455,15 @@ func (g *gateway) at(address string) *engine.Instance {
 // engine that the gateway has to leave again and again loses its place.
 func TestGatewayFollowsServed(t *testing.T) {
 	for _, prefill := range []bool{false, true} {
-		engines := wholes()
+		engines := world.Wholes()
 		if prefill {
-			engines = []*fakeEngine{prefillAt("p", "10.0.0.9:80"), decodeAt("a", "10.0.0.1:80"), decodeAt("b", "10.0.0.2:80")}
+			engines = []*world.Engine{world.PrefillAt("p", "10.0.0.9:80"), world.DecodeAt("a", "10.0.0.1:80"), world.DecodeAt("b", "10.0.0.2:80")}
 		}
-		g := newGateway(t, setup{engines: engines, config: func(c *config.Config) { c.EPP.Fallbacks, c.Circuit.Failures = 2, 3 }})
+		g := newGateway(t, world.Setup{Engines: engines, Config: func(c *config.Config) { c.EPP.Fallbacks, c.Circuit.Failures = 2, 3 }})
 		var bad *engine.Instance
 		left := 0
 		for range 12 {
-			x := g.ask(duplex, nil, nil, completions(false)).decided()
+			x := g.ask(duplex, nil, nil, world.Completions(false)).decided()
 			list := strings.Split(x.set["x-gateway-destination-endpoint"], ",")
 			if bad == nil {
 				bad = g.at(list[0])
@@ -478,9 +500,9 @@ func TestGatewayFollowsServed(t *testing.T) {
 // TestGatewayServedByUnknown: an endpoint that no engine has answers. The chosen engine is left
 // all the same, and nothing is held.
 func TestGatewayServedByUnknown(t *testing.T) {
-	g := newGateway(t, setup{engines: wholes()})
+	g := newGateway(t, world.Setup{Engines: world.Wholes()})
 	for _, served := range []string{"10.9.9.9:80", "nonsense"} {
-		x := g.ask(duplex, nil, nil, completions(false)).decided()
+		x := g.ask(duplex, nil, nil, world.Completions(false)).decided()
 		chosen := g.at(x.set["x-gateway-destination-endpoint"])
 		before := chosen.Breaker.Failures()
 		x.answers(500, "application/json", served, "{}")
@@ -508,9 +530,9 @@ func TestGatewayOverload(t *testing.T) {
 		{404, "{}", 0},
 		{408, "{}", 0},
 	} {
-		g := newGateway(t, setup{engines: wholes()[:1]})
+		g := newGateway(t, world.Setup{Engines: world.Wholes()[:1]})
 		for range 3 {
-			x := g.ask(duplex, nil, nil, completions(false)).decided()
+			x := g.ask(duplex, nil, nil, world.Completions(false)).decided()
 			x.answers(tt.status, "application/json", "", tt.body)
 			if err := x.ended(); err != nil {
 				t.Error(err)
@@ -535,8 +557,8 @@ func TestGatewayPrefix(t *testing.T) {
 		{"/llama/extra/route?kv_transfer_params=1", "/llama/extra/route"},
 		{"/extra/route?x=1", ""},
 	} {
-		g := newGateway(t, setup{engines: wholes(), config: func(c *config.Config) { c.Server.EngineRoutes = []string{"/extra/route"} }})
-		x := g.ask(duplex, nil, []string{":path", tt.client}, completions(false)).decided()
+		g := newGateway(t, world.Setup{Engines: world.Wholes(), Config: func(c *config.Config) { c.Server.EngineRoutes = []string{"/extra/route"} }})
+		x := g.ask(duplex, nil, []string{":path", tt.client}, world.Completions(false)).decided()
 		if x.immediate != nil {
 			t.Errorf("%s: %s", tt.client, x.immediate.GetBody())
 			x.cancel()
@@ -549,8 +571,8 @@ func TestGatewayPrefix(t *testing.T) {
 	}
 	t.Run("refused", func(t *testing.T) {
 		for _, path := range []string{"/llama/v1/other", "/v1/completions/more", "/xv1/completions", "/llama", "/"} {
-			g := newGateway(t, setup{engines: wholes()})
-			x := g.ask(duplex, nil, []string{":path", path}, completions(false)).decided()
+			g := newGateway(t, world.Setup{Engines: world.Wholes()})
+			x := g.ask(duplex, nil, []string{":path", path}, world.Completions(false)).decided()
 			if s := x.immediate.GetStatus().GetCode(); s != 404 {
 				t.Errorf("%s: got %d", path, s)
 			}
@@ -558,7 +580,7 @@ func TestGatewayPrefix(t *testing.T) {
 		}
 	})
 	t.Run("models", func(t *testing.T) {
-		g := newGateway(t, setup{engines: wholes()})
+		g := newGateway(t, world.Setup{Engines: world.Wholes()})
 		x := g.ask(duplex, nil, []string{":path", "/llama/v1/models", ":method", "GET"}).decided()
 		if s := x.immediate.GetStatus().GetCode(); s != 200 || !strings.Contains(string(x.immediate.GetBody()), `"id":"m"`) {
 			t.Errorf("got %d %s", s, x.immediate.GetBody())
@@ -576,11 +598,11 @@ func TestGatewayRefusals(t *testing.T) {
 	}{
 		{"malformed body", `{"model":`, "invalid_json", 400, nil},
 		{"unknown model", `{"model":"other","prompt":"x"}`, "model_not_found", 404, nil},
-		{"body too large", completions(false), "body_too_large", 413, func(c *config.Config) { c.Server.MaxBody = 10 }},
+		{"body too large", world.Completions(false), "body_too_large", 413, func(c *config.Config) { c.Server.MaxBody = 10 }},
 	}
 	for _, tt := range tests {
 		for _, m := range []modes{duplex, {filter.ProcessingMode_BUFFERED, filter.ProcessingMode_NONE}} {
-			g := newGateway(t, setup{engines: wholes(), config: tt.config})
+			g := newGateway(t, world.Setup{Engines: world.Wholes(), Config: tt.config})
 			x := g.ask(m, nil, nil, tt.body).decided()
 			if s := int(x.immediate.GetStatus().GetCode()); s != tt.status || !strings.Contains(string(x.immediate.GetBody()), `"`+tt.code+`"`) {
 				t.Errorf("%s: %d %s", tt.name, s, x.immediate.GetBody())
@@ -589,9 +611,9 @@ func TestGatewayRefusals(t *testing.T) {
 		}
 	}
 	t.Run("too many requests", func(t *testing.T) {
-		g := newGateway(t, setup{engines: wholes(), config: func(c *config.Config) { c.Limits.MaxExchanges, c.Limits.Queue = 1, 0 }})
-		first := g.ask(duplex, nil, nil, completions(false)).decided()
-		x := g.ask(duplex, nil, nil, completions(false)).decided()
+		g := newGateway(t, world.Setup{Engines: world.Wholes(), Config: func(c *config.Config) { c.Limits.MaxExchanges, c.Limits.Queue = 1, 0 }})
+		first := g.ask(duplex, nil, nil, world.Completions(false)).decided()
+		x := g.ask(duplex, nil, nil, world.Completions(false)).decided()
 		if s := x.immediate.GetStatus().GetCode(); s != 429 {
 			t.Errorf("got status %d, want 429", s)
 		}
@@ -599,13 +621,13 @@ func TestGatewayRefusals(t *testing.T) {
 		first.finish()
 	})
 	t.Run("no key", func(t *testing.T) {
-		g := newGateway(t, setup{engines: wholes(), keys: "me 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\n"})
-		x := g.ask(duplex, nil, nil, completions(false)).decided()
+		g := newGateway(t, world.Setup{Engines: world.Wholes(), Keys: "me 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\n"})
+		x := g.ask(duplex, nil, nil, world.Completions(false)).decided()
 		if s := x.immediate.GetStatus().GetCode(); s != 401 {
 			t.Errorf("got status %d, want 401", s)
 		}
 		x.cancel()
-		x = g.ask(duplex, nil, []string{"authorization", "Bearer secret"}, completions(false)).decided()
+		x = g.ask(duplex, nil, []string{"authorization", "Bearer secret"}, world.Completions(false)).decided()
 		if !x.removed["authorization"] {
 			t.Errorf("the engine would get the key of the client: %v", x.removed)
 		}
@@ -617,9 +639,9 @@ func TestGatewayRefusals(t *testing.T) {
 // the picker if the budgets do not suffice.
 func TestGatewayTenant(t *testing.T) {
 	for _, m := range []modes{duplex, {filter.ProcessingMode_BUFFERED, filter.ProcessingMode_NONE}} {
-		g := newGateway(t, setup{engines: wholes(), keys: tenantLine("a", "rpm=1 tpm=60000")})
+		g := newGateway(t, world.Setup{Engines: world.Wholes(), Keys: world.TenantLine("a", "rpm=1 tpm=60000")})
 		key := []string{"authorization", "Bearer a-key"}
-		x := g.ask(m, nil, key, completions(false)).decided()
+		x := g.ask(m, nil, key, world.Completions(false)).decided()
 		var parts []string
 		if m == duplex {
 			parts = append(parts, wholeAnswer)
@@ -634,7 +656,7 @@ func TestGatewayTenant(t *testing.T) {
 		if x.shown["retry-after"] != "" || x.shown["x-ratelimit-remaining-tokens"] == "" || x.shown["x-ratelimit-reset-tokens"] == "" {
 			t.Errorf("lines of the answer: %v", x.shown)
 		}
-		x = g.ask(m, nil, key, completions(false)).decided()
+		x = g.ask(m, nil, key, world.Completions(false)).decided()
 		lines := setBy(x.immediate.GetHeaders())
 		wait, err := strconv.Atoi(lines["retry-after"])
 		if s := x.immediate.GetStatus().GetCode(); s != 429 || err != nil || wait < 1 || wait > 60 || lines["x-ratelimit-remaining-requests"] != "0" ||
@@ -647,7 +669,7 @@ func TestGatewayTenant(t *testing.T) {
 
 // TestGatewayWithoutBody: the picker answers GET /v1/models itself.
 func TestGatewayWithoutBody(t *testing.T) {
-	g := newGateway(t, setup{engines: wholes()})
+	g := newGateway(t, world.Setup{Engines: world.Wholes()})
 	x := g.ask(duplex, nil, []string{":method", "GET", ":path", "/v1/models"}).decided()
 	if s := x.immediate.GetStatus().GetCode(); s != 200 || !strings.Contains(string(x.immediate.GetBody()), `"id":"m"`) {
 		t.Errorf("%d %s", s, x.immediate.GetBody())
@@ -659,14 +681,14 @@ func TestGatewayWithoutBody(t *testing.T) {
 func TestGatewayLeaves(t *testing.T) {
 	for _, answered := range []bool{false, true} {
 		for _, regular := range []bool{false, true} {
-			g := newGateway(t, setup{engines: wholes()})
-			x := g.ask(duplex, nil, nil, completions(true)).decided()
+			g := newGateway(t, world.Setup{Engines: world.Wholes()})
+			x := g.ask(duplex, nil, nil, world.Completions(true)).decided()
 			if answered {
 				x.endless = true
 				x.answers(200, "text/event-stream", "", "data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
 			}
-			if g.local.Open() != 1 {
-				t.Errorf("%d leases are open", g.local.Open())
+			if g.Local.Open() != 1 {
+				t.Errorf("%d leases are open", g.Local.Open())
 			}
 			if regular {
 				if err := x.stream.CloseSend(); err != nil {
@@ -677,19 +699,19 @@ func TestGatewayLeaves(t *testing.T) {
 				}
 			}
 			x.cancel()
-			for g.local.Open() != 0 || g.books.Running.Len() != 0 {
+			for g.Local.Open() != 0 || g.Running() != 0 {
 				time.Sleep(time.Millisecond)
 			}
-			g.outcome(telemetry.OutcomeCancelled)
+			g.Outcome(telemetry.OutcomeCancelled)
 		}
 	}
 }
 
 // TestGatewayMisuse: ways to configure a gateway that cannot be served.
 func TestGatewayMisuse(t *testing.T) {
-	g := newGateway(t, setup{engines: wholes()})
+	g := newGateway(t, world.Setup{Engines: world.Wholes()})
 	for _, m := range []filter.ProcessingMode_BodySendMode{filter.ProcessingMode_NONE, filter.ProcessingMode_STREAMED, filter.ProcessingMode_GRPC} {
-		x := g.ask(modes{m, m}, nil, nil, completions(false))
+		x := g.ask(modes{m, m}, nil, nil, world.Completions(false))
 		if err := x.ended(); grpcstatus.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), m.String()) {
 			t.Errorf("mode %s: %v", m, err)
 		}
@@ -717,7 +739,7 @@ func TestGatewayMisuse(t *testing.T) {
 // TestGatewayHealth: the services of the health protocol. (Endpoint picker protocol, Health
 // Checking.)
 func TestGatewayHealth(t *testing.T) {
-	g := newGateway(t, setup{engines: wholes()})
+	g := newGateway(t, world.Setup{Engines: world.Wholes()})
 	health := grpc_health_v1.NewHealthClient(g.conn)
 	check := func(service string) grpc_health_v1.HealthCheckResponse_ServingStatus {
 		r, err := health.Check(context.Background(), &grpc_health_v1.HealthCheckRequest{Service: service})

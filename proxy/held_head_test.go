@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"strings"
@@ -7,50 +7,51 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // Decode opens its answer when it has the KV. If its parser then hides the text for longer than
 // timeouts.transfer, the KV is not late, however prefill and decode work together.
 func TestHiddenTextIsNoLateKV(t *testing.T) {
 	for _, tt := range []struct{ connector, answer string }{
-		{"sglang", doneAnswer},
+		{"sglang", world.DoneAnswer},
 		{"vllm-moriio", `{"kv_transfer_params":{}}`},
-		{"vllm-nixl", nixlAnswer},
-		{"trtllm", trtAnswer},
+		{"vllm-nixl", world.NIXLAnswer},
+		{"trtllm", world.TRTAnswer},
 	} {
 		t.Run(tt.connector, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				const stream = "data: " + doneAnswer + "\n\n" + done
-				w := newWorld(t, setup{
-					config: func(c *config.Config) {
+				const stream = "data: " + world.DoneAnswer + "\n\n" + world.Done
+				w := world.New(t, world.Setup{
+					Config: func(c *config.Config) {
 						c.Timeouts.Handshake, c.Timeouts.Transfer, c.Timeouts.DeferredWrite = config.Duration(time.Second), config.Duration(2*time.Second), config.Duration(time.Second)
 						c.Retry.Attempts = 1
 					},
-					engines: []*fakeEngine{
-						{name: "p", role: "prefill", connector: tt.connector, serve: func(c *engineConn, _ int) {
-							if c.leg.path != "/abort_request" {
+					Engines: []*world.Engine{
+						{Name: "p", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
+							if c.Leg.Path != "/abort_request" {
 								time.Sleep(time.Second)
 							}
-							c.json(200, tt.answer)
+							c.JSON(200, tt.answer)
 						}},
-						{name: "d", role: "decode", connector: tt.connector, serve: func(c *engineConn, _ int) {
-							if c.leg.path == "/abort_request" {
-								c.json(200, "{}")
+						{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
+							if c.Leg.Path == "/abort_request" {
+								c.JSON(200, "{}")
 								return
 							}
 							time.Sleep(1500 * time.Millisecond)
-							c.send(streamHead)
-							c.chunks(opening)
+							c.Send(world.StreamHead)
+							c.Chunks(world.Opening)
 							time.Sleep(20 * time.Second)
-							c.chunks(stream)
-							c.send("0\r\n\r\n")
+							c.Chunks(stream)
+							c.Send("0\r\n\r\n")
 						}},
 					},
 				})
-				if a := w.post(completionsPath, completions(true)); a.status != 200 || a.body != opening+stream {
-					t.Errorf("got status %d: %q", a.status, a.body)
+				if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Status != 200 || a.Body != world.Opening+stream {
+					t.Errorf("got status %d: %q", a.Status, a.Body)
 				}
-				if p := w.registry.Pairs()[0]; p.Failures != 0 || p.State != "ready" {
+				if p := w.Registry.Pairs()[0]; p.Failures != 0 || p.State != "ready" {
 					t.Errorf("pair %+v", p)
 				}
 				time.Sleep(time.Minute) // clean-ups
@@ -63,37 +64,37 @@ func TestHiddenTextIsNoLateKV(t *testing.T) {
 // before decode computes as long as any other.
 func TestTrialOfPrefillFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{
-			config: func(c *config.Config) {
+		w := world.New(t, world.Setup{
+			Config: func(c *config.Config) {
 				c.Timeouts.Handshake = config.Duration(2 * time.Second)
 				c.Circuit.Failures, c.Circuit.OpenFor = 1, config.Duration(time.Second)
 				c.Retry.Attempts = 1
 			},
-			engines: []*fakeEngine{
-				{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+			Engines: []*world.Engine{
+				{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) {
 					time.Sleep(10 * time.Second)
-					c.json(200, nixlAnswer)
+					c.JSON(200, world.NIXLAnswer)
 				}},
-				{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
+				{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
 					if nth == 1 {
-						c.json(500, "{}")
+						c.JSON(500, "{}")
 						return
 					}
-					c.stream("data: "+doneAnswer+"\n\n", done)
+					c.Stream("data: "+world.DoneAnswer+"\n\n", world.Done)
 				}},
 			},
 		})
-		if a := w.post(completionsPath, completions(true)); a.status != 502 {
-			t.Errorf("got status %d: %q", a.status, a.body)
+		if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Status != 502 {
+			t.Errorf("got status %d: %q", a.Status, a.Body)
 		}
 		time.Sleep(5 * time.Second)
-		if p := w.registry.Pairs()[0]; p.Failures != 1 {
+		if p := w.Registry.Pairs()[0]; p.Failures != 1 {
 			t.Errorf("pair %+v", p)
 		}
-		if a := w.post(completionsPath, completions(true)); a.status != 200 {
-			t.Errorf("trial: got status %d: %q", a.status, a.body)
+		if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Status != 200 {
+			t.Errorf("trial: got status %d: %q", a.Status, a.Body)
 		}
-		if p := w.registry.Pairs()[0]; p.State != "ready" {
+		if p := w.Registry.Pairs()[0]; p.State != "ready" {
 			t.Errorf("pair %+v", p)
 		}
 		time.Sleep(time.Minute) // clean-ups
@@ -104,56 +105,56 @@ func TestTrialOfPrefillFirst(t *testing.T) {
 // engine hangs or dies, no clean-up names blocks that prefill has freed, and the pair is not at fault.
 func TestOpenedAnswerHasReadTheKV(t *testing.T) {
 	for _, tt := range []struct{ connector, answer string }{
-		{"vllm-nixl", strings.Replace(nixlAnswer, `"remote_port"`, `"remote_request_id":"r","remote_port"`, 1)},
+		{"vllm-nixl", strings.Replace(world.NIXLAnswer, `"remote_port"`, `"remote_request_id":"r","remote_port"`, 1)},
 		{"vllm-moriio", `{"kv_transfer_params":{}}`},
-		{"trtllm", trtAnswer},
+		{"trtllm", world.TRTAnswer},
 	} {
 		for _, end := range []string{"client leaves", "decode hangs", "decode dies"} {
 			t.Run(tt.connector+" "+end, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					cleanups := 0
-					prefill := func(c *engineConn, _ int) {
-						if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
+					prefill := func(c *world.Conn, _ int) {
+						if strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
 							cleanups++
 						}
-						c.json(200, tt.answer)
+						c.JSON(200, tt.answer)
 					}
-					w := newWorld(t, setup{
-						config: func(c *config.Config) { c.Retry.Attempts = 1; c.Timeouts.StreamIdle = config.Duration(5 * time.Second) },
-						engines: []*fakeEngine{
-							{name: "p", role: "prefill", connector: tt.connector, serve: prefill},
-							{name: "d", role: "decode", connector: tt.connector, serve: func(c *engineConn, nth int) {
+					w := world.New(t, world.Setup{
+						Config: func(c *config.Config) { c.Retry.Attempts = 1; c.Timeouts.StreamIdle = config.Duration(5 * time.Second) },
+						Engines: []*world.Engine{
+							{Name: "p", Role: "prefill", Connector: tt.connector, Serve: prefill},
+							{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, nth int) {
 								if nth > 1 {
 									prefill(c, nth)
 									return
 								}
 								time.Sleep(time.Second)
-								c.send(streamHead)
-								c.chunks(opening)
+								c.Send(world.StreamHead)
+								c.Chunks(world.Opening)
 								if end == "decode dies" {
 									time.Sleep(time.Second)
-									c.hangUp()
+									c.HangUp()
 									return
 								}
-								c.hold()
+								c.Hold()
 							}},
 						},
 					})
-					conn, err := w.public.Dial()
+					conn, err := w.Public.Dial()
 					if err != nil {
 						t.Fatal(err)
 					}
 					defer conn.Close()
-					writeRequest(t, conn, completions(true))
+					world.WriteRequest(t, conn, world.Completions(true))
 					time.Sleep(2 * time.Second)
 					if end == "client leaves" {
 						conn.Close()
 					}
 					time.Sleep(time.Minute)
-					if n := w.metric("pdproxy_kv_cleanups_total", "engine_timeout"); n != 0 || cleanups != 0 {
+					if n := w.Metric("pdproxy_kv_cleanups_total", "engine_timeout"); n != 0 || cleanups != 0 {
 						t.Errorf("%v blocks until the time-out, %d clean-ups", n, cleanups)
 					}
-					if p := w.registry.Pairs()[0]; p.Failures != 0 {
+					if p := w.Registry.Pairs()[0]; p.Failures != 0 {
 						t.Errorf("pair %+v", p)
 					}
 				})

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -10,19 +10,20 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // holdingWorld is a world whose plan policy holds all requests until release is called, each
 // for at most limit.
-func holdingWorld(t *testing.T, limit time.Duration) (w *world, asked *atomic.Int64, release func()) {
+func holdingWorld(t *testing.T, limit time.Duration) (w *world.World, asked *atomic.Int64, release func()) {
 	t.Helper()
-	e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-	w = newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
+	e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+	w = world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
 		c.Limits.QueueTimeout, c.Limits.DeadlineHeader = config.Duration(20*time.Second), "X-Deadline"
 	}})
 	var released atomic.Bool
 	asked = new(atomic.Int64)
-	w.decider.hold = func(*abi.PlanFacts) (bool, time.Duration) {
+	w.Decider.Hold = func(*abi.PlanFacts) (bool, time.Duration) {
 		asked.Add(1)
 		return !released.Load(), limit
 	}
@@ -33,24 +34,24 @@ func holdingWorld(t *testing.T, limit time.Duration) (w *world, asked *atomic.In
 func TestHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, asked, release := holdingWorld(t, 0)
-		got := make(chan answer, 1)
-		go func() { got <- w.post(completionsPath, completions(false)) }()
+		got := make(chan world.Answer, 1)
+		go func() { got <- w.Post(world.CompletionsPath, world.Completions(false)) }()
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if n := w.metric("pdproxy_requests_waiting", "m", "policy"); n != 1 {
+		if n := w.Metric("pdproxy_requests_waiting", "m", "policy"); n != 1 {
 			t.Errorf("%v requests are shown as held, want 1", n)
 		}
 		if n := asked.Load(); n < 10 || n > 20 {
 			t.Errorf("the policy was asked %d times in 10 s, want about once a second", n)
 		}
 		release()
-		if a := <-got; a.status != 200 {
-			t.Errorf("got %d %s", a.status, a.body)
+		if a := <-got; a.Status != 200 {
+			t.Errorf("got %d %s", a.Status, a.Body)
 		}
-		if n := w.metric("pdproxy_requests_waiting", "m", "policy"); n != 0 {
+		if n := w.Metric("pdproxy_requests_waiting", "m", "policy"); n != 0 {
 			t.Errorf("%v requests are shown as held after the end", n)
 		}
-		if e := w.explained(); !strings.Contains(strings.Join(e.Notes, "\n"), "the plan policy held the request for 1") {
+		if e := w.Explained(); !strings.Contains(strings.Join(e.Notes, "\n"), "the plan policy held the request for 1") {
 			t.Errorf("explain has the notes %q", e.Notes)
 		}
 	})
@@ -74,11 +75,11 @@ func TestHoldEnds(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w, _, _ := holdingWorld(t, tt.limit)
 				began := time.Now()
-				a := w.post(completionsPath, completions(false), "X-Deadline", tt.deadline)
-				if took := time.Since(began); took != tt.want || a.status != 503 || !strings.Contains(a.body, `"code":"`+tt.code+`"`) || a.header.Get("Retry-After") == "" {
-					t.Errorf("%d %v %s after %v", a.status, a.header, a.body, took)
+				a := w.Post(world.CompletionsPath, world.Completions(false), "X-Deadline", tt.deadline)
+				if took := time.Since(began); took != tt.want || a.Status != 503 || !strings.Contains(a.Body, `"code":"`+tt.code+`"`) || a.Header.Get("Retry-After") == "" {
+					t.Errorf("%d %v %s after %v", a.Status, a.Header, a.Body, took)
 				}
-				if n := w.metric("pdproxy_shed_total", tt.code); n != 1 {
+				if n := w.Metric("pdproxy_shed_total", tt.code); n != 1 {
 					t.Errorf("%v requests are counted as shed", n)
 				}
 			})
@@ -92,8 +93,8 @@ func TestHeldClientLeaves(t *testing.T) {
 		w, asked, release := holdingWorld(t, 0)
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
-		if a := ask(ctx, w.client, "POST", "http://proxy"+completionsPath, completions(false)); a.err == nil {
-			t.Errorf("the client that left got %d", a.status)
+		if a := world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(false)); a.Err == nil {
+			t.Errorf("the client that left got %d", a.Status)
 		}
 		synctest.Wait()
 		before := asked.Load()
@@ -101,12 +102,12 @@ func TestHeldClientLeaves(t *testing.T) {
 		if n := asked.Load() - before; n != 0 {
 			t.Errorf("the policy was asked %d times after the client had left", n)
 		}
-		if n := w.metric("pdproxy_requests_waiting", "m", "policy"); n != 0 {
+		if n := w.Metric("pdproxy_requests_waiting", "m", "policy"); n != 0 {
 			t.Errorf("%v requests are shown as held", n)
 		}
 		release()
-		if a := w.post(completionsPath, completions(false)); a.status != 200 {
-			t.Errorf("the next request: %d", a.status)
+		if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 {
+			t.Errorf("the next request: %d", a.Status)
 		}
 	})
 }
@@ -115,15 +116,15 @@ func TestHeldClientLeaves(t *testing.T) {
 func TestHeldWhileDraining(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, _, _ := holdingWorld(t, 0)
-		got := make(chan answer, 1)
-		go func() { got <- w.post(completionsPath, completions(false)) }()
+		got := make(chan world.Answer, 1)
+		go func() { got <- w.Post(world.CompletionsPath, world.Completions(false)) }()
 		time.Sleep(time.Second)
 		w.Drain()
-		if a := <-got; a.status != 503 || !strings.Contains(a.body, `"code":"draining"`) {
-			t.Errorf("%d %s", a.status, a.body)
+		if a := <-got; a.Status != 503 || !strings.Contains(a.Body, `"code":"draining"`) {
+			t.Errorf("%d %s", a.Status, a.Body)
 		}
-		if a := w.get("/health"); a.status != 503 || !strings.Contains(a.body, "the proxy drains") {
-			t.Errorf("GET /health: %d %s", a.status, a.body)
+		if a := w.Get("/health"); a.Status != 503 || !strings.Contains(a.Body, "the proxy drains") {
+			t.Errorf("GET /health: %d %s", a.Status, a.Body)
 		}
 	})
 }

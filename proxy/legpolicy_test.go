@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -45,7 +47,7 @@ func (l *fakeLegs) Finish(f *abi.FinishFacts) {
 	l.finished = append(l.finished, *f)
 }
 
-func (l *fakeLegs) install(d *Options) { d.Hooks = l }
+func (l *fakeLegs) install(d *proxy.Options) { d.Hooks = l }
 
 // failures returns the events of failed legs.
 func (l *fakeLegs) failures() (failed []abi.LegFacts) {
@@ -101,31 +103,31 @@ func TestLegEdits(t *testing.T) {
 	for _, pair := range []bool{false, true} {
 		t.Run(fmt.Sprintf("pair %v", pair), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				engines := []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}
+				engines := []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}
 				if pair {
-					engines = []*fakeEngine{
-						{name: "p0", role: "prefill", connector: "vllm-nixl", serve: prefillAnswers},
-						{name: "d0", role: "decode", connector: "vllm-nixl", serve: engines[0].serve},
+					engines = []*world.Engine{
+						{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: world.PrefillAnswers},
+						{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: engines[0].Serve},
 					}
 				}
 				legs := &fakeLegs{answer: onSend(change)}
-				w := newWorld(t, setup{engines: engines, options: legs.install})
-				if a := w.post(completionsPath, body, "X-Custom", "a", "X-Custom", "b", "X-Gone", "1", "X-Kept", "1"); a.status != 200 || a.body != unary {
+				w := world.New(t, world.Setup{Engines: engines, Options: legs.install})
+				if a := w.Post(world.CompletionsPath, body, "X-Custom", "a", "X-Custom", "b", "X-Gone", "1", "X-Kept", "1"); a.Status != 200 || a.Body != world.Unary {
 					t.Fatalf("%+v", a)
 				}
 				for _, e := range engines {
-					leg := e.seen()[0]
+					leg := e.Seen()[0]
 					for name, want := range map[string]string{"X-Custom": "mine", "X-More": "1,2", "X-Gone": "", "X-Kept": "1"} {
-						if got := strings.Join(leg.header[name], ","); got != want {
+						if got := strings.Join(leg.Header[name], ","); got != want {
 							t.Errorf("%s: %q, want %q", name, got, want)
 						}
 					}
-					if !strings.Contains(leg.body, `"temperature":0.5`) || !strings.Contains(leg.body, `"user":"u"`) ||
-						strings.Contains(leg.body, "seed") || !strings.Contains(leg.body, `"x":{"kept":1.50}`) {
-						t.Errorf("got body %s", leg.body)
+					if !strings.Contains(leg.Body, `"temperature":0.5`) || !strings.Contains(leg.Body, `"user":"u"`) ||
+						strings.Contains(leg.Body, "seed") || !strings.Contains(leg.Body, `"x":{"kept":1.50}`) {
+						t.Errorf("got body %s", leg.Body)
 					}
-					if pair && !strings.Contains(leg.body, `"kv_transfer_params"`) {
-						t.Errorf("the leg has no transfer parameters: %s", leg.body)
+					if pair && !strings.Contains(leg.Body, `"kv_transfer_params"`) {
+						t.Errorf("the leg has no transfer parameters: %s", leg.Body)
 					}
 				}
 				if len(legs.asked) != len(engines) {
@@ -136,11 +138,11 @@ func TestLegEdits(t *testing.T) {
 					want := abi.LegFacts{
 						Request: abi.RequestFacts{PromptTokens: f.Request.PromptTokens, MaxTokens: 5, N: 1, Model: "m"},
 						Phase:   abi.PhaseNone, Flow: abi.FlowAggregated, Attempt: 1, Left: 2,
-						Instance: w.registry.Snapshot().Instance(e.spec().Name).ID, Engine: e.spec().Name,
+						Instance: w.Registry.Snapshot().Instance(e.Spec().Name).ID, Engine: e.Spec().Name,
 					}
 					if pair {
 						want.Phase, want.Flow = []abi.Phase{abi.Prefill, abi.Decode}[i], abi.FlowPrefillFirst
-						want.Partner, want.ID = w.registry.Snapshot().Instance(engines[1-i].name).ID, w.explained().DisaggID
+						want.Partner, want.ID = w.Registry.Snapshot().Instance(engines[1-i].Name).ID, w.Explained().DisaggID
 					}
 					if !reflect.DeepEqual(f, want) {
 						t.Errorf("events: got %+v, want %+v", f, want)
@@ -192,29 +194,29 @@ func TestLegEditsRefused(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", serve: prefillAnswers}
-				d := &fakeEngine{name: "d0", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+				p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: world.PrefillAnswers}
+				d := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
 				legs := &fakeLegs{answer: func(f *abi.LegFacts) (abi.LegDecision, []byte, string) {
 					if f.Phase == abi.Prefill {
 						return abi.LegEdited, tt.list, ""
 					}
 					return abi.LegPass, nil, ""
 				}}
-				w := newWorld(t, setup{engines: []*fakeEngine{p, d}, options: legs.install})
+				w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}, Options: legs.install})
 				for range 2 {
-					if a := w.post(completionsPath, completions(false)); a.status != 200 {
+					if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 {
 						t.Fatalf("%+v", a)
 					}
 					w.SetHooks(nil)
 				}
-				edited, plain := p.seen()[0], p.seen()[1]
-				for _, h := range []http.Header{edited.header, plain.header} {
+				edited, plain := p.Seen()[0], p.Seen()[1]
+				for _, h := range []http.Header{edited.Header, plain.Header} {
 					h.Del("X-Request-Id")
 				}
-				if edited.body != plain.body || fmt.Sprint(edited.header) != fmt.Sprint(plain.header) {
-					t.Errorf("got  %v %s\nwant %v %s", edited.header, edited.body, plain.header, plain.body)
+				if edited.Body != plain.Body || fmt.Sprint(edited.Header) != fmt.Sprint(plain.Header) {
+					t.Errorf("got  %v %s\nwant %v %s", edited.Header, edited.Body, plain.Header, plain.Body)
 				}
-				if n := w.metric("pdproxy_fallbacks_total", "leg", "nonsense"); n != 1 {
+				if n := w.Metric("pdproxy_fallbacks_total", "leg", "nonsense"); n != 1 {
 					t.Errorf("got %v fallbacks", n)
 				}
 			})
@@ -230,20 +232,20 @@ func TestLegHookFails(t *testing.T) {
 			legs := &fakeLegs{answer: func(*abi.LegFacts) (abi.LegDecision, []byte, string) {
 				return abi.LegEdited, edits(func(e *abi.Edits) { e.SetField("seed", "1") }), reason
 			}}
-			e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-			w := newWorld(t, setup{engines: []*fakeEngine{e}, options: legs.install})
-			if a := w.post(completionsPath, completions(false)); a.status != 200 || e.seen()[0].body != completions(false) {
-				t.Errorf("%+v, sent %s", a, e.seen()[0].body)
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Options: legs.install})
+			if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 || e.Seen()[0].Body != world.Completions(false) {
+				t.Errorf("%+v, sent %s", a, e.Seen()[0].Body)
 			}
-			if n := w.metric("pdproxy_fallbacks_total", "leg", reason); n != count {
+			if n := w.Metric("pdproxy_fallbacks_total", "leg", reason); n != count {
 				t.Errorf("%s: %v fallbacks", reason, n)
 			}
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {
 		legs := &fakeLegs{answer: func(*abi.LegFacts) (abi.LegDecision, []byte, string) { return 9, nil, "" }}
-		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, options: legs.install})
-		if a := w.post(completionsPath, completions(false)); a.status != 200 || w.metric("pdproxy_fallbacks_total", "leg", "nonsense") != 1 {
+		w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}, Options: legs.install})
+		if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 || w.Metric("pdproxy_fallbacks_total", "leg", "nonsense") != 1 {
 			t.Errorf("%+v", a)
 		}
 	})
@@ -251,12 +253,12 @@ func TestLegHookFails(t *testing.T) {
 
 // After a failed leg the policy may choose the next step, up to the limit of attempts.
 func TestLegFailed(t *testing.T) {
-	status := func(n int) func(*engineConn, int) {
-		return func(c *engineConn, _ int) { c.json(n, `{"error":{}}`) }
+	status := func(n int) func(*world.Conn, int) {
+		return func(c *world.Conn, _ int) { c.JSON(n, `{"error":{}}`) }
 	}
 	tests := []struct {
 		name     string
-		serve    func(*engineConn, int)
+		serve    func(*world.Conn, int)
 		decision abi.LegDecision
 		want     int    // status
 		tries    [2]int // on the failing engine, and on the other engine
@@ -273,19 +275,19 @@ func TestLegFailed(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				e0 := &fakeEngine{name: "e0", serve: tt.serve}
-				e1 := &fakeEngine{name: "e1", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+				e0 := &world.Engine{Name: "e0", Serve: tt.serve}
+				e1 := &world.Engine{Name: "e1", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
 				legs := &fakeLegs{answer: onFailure(tt.decision)}
-				w := newWorld(t, setup{engines: []*fakeEngine{e0, e1}, options: legs.install, config: func(c *config.Config) { c.Circuit.Failures = 100 }})
-				if a := w.post(completionsPath, completions(false)); a.status != tt.want {
+				w := world.New(t, world.Setup{Engines: []*world.Engine{e0, e1}, Options: legs.install, Config: func(c *config.Config) { c.Circuit.Failures = 100 }})
+				if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != tt.want {
 					t.Errorf("%+v", a)
 				}
-				if got := [2]int{len(e0.seen()), len(e1.seen())}; got != tt.tries {
+				if got := [2]int{len(e0.Seen()), len(e1.Seen())}; got != tt.tries {
 					t.Errorf("got tries %v, want %v", got, tt.tries)
 				}
 				ids := make(map[string]bool)
-				for _, leg := range e0.seen() {
-					ids[leg.header.Get("X-Request-Id")] = true
+				for _, leg := range e0.Seen() {
+					ids[leg.Header.Get("X-Request-Id")] = true
 				}
 				if len(ids) != tt.tries[0] {
 					t.Errorf("got %d ids for %d legs", len(ids), tt.tries[0])
@@ -303,13 +305,13 @@ func TestLegFailed(t *testing.T) {
 // The retry budget also limits the retries that the policy requests.
 func TestLegRetryBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(500, "{}") }}
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(500, "{}") }}
 		legs := &fakeLegs{answer: onFailure(abi.LegRetry)}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}, options: legs.install, config: func(c *config.Config) {
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Options: legs.install, Config: func(c *config.Config) {
 			c.Retry.Attempts, c.Retry.Budget, c.Retry.MinBudget = 10, 0, 2
 		}})
-		w.post(completionsPath, completions(false))
-		if n := len(e.seen()); n != 3 || w.metric("pdproxy_fallbacks_total", "retry", "budget") != 1 {
+		w.Post(world.CompletionsPath, world.Completions(false))
+		if n := len(e.Seen()); n != 3 || w.Metric("pdproxy_fallbacks_total", "retry", "budget") != 1 {
 			t.Errorf("got %d legs", n)
 		}
 	})
@@ -330,21 +332,21 @@ func TestLegFailedPair(t *testing.T) {
 		{abi.LegGiveUp, 502, 1, 0, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
-				if strings.Contains(c.leg.body, "do_remote_prefill") { // a clean-up
-					c.json(200, unary)
+			p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
+				if strings.Contains(c.Leg.Body, "do_remote_prefill") { // a clean-up
+					c.JSON(200, world.Unary)
 					return
 				}
-				prefillAnswers(c, nth)
+				world.PrefillAnswers(c, nth)
 			}}
-			d0 := &fakeEngine{name: "d0", role: "decode", connector: "vllm-nixl", refuse: true}
-			d1 := &fakeEngine{name: "d1", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+			d0 := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl", Refuse: true}
+			d1 := &world.Engine{Name: "d1", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
 			legs := &fakeLegs{answer: onFailure(tt.decision)}
-			w := newWorld(t, setup{engines: []*fakeEngine{p, d0, d1}, options: legs.install, config: func(c *config.Config) { c.Circuit.Failures = 100 }})
-			if a := w.post(completionsPath, completions(false)); a.status != tt.status {
+			w := world.New(t, world.Setup{Engines: []*world.Engine{p, d0, d1}, Options: legs.install, Config: func(c *config.Config) { c.Circuit.Failures = 100 }})
+			if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != tt.status {
 				t.Errorf("%d: %+v", tt.decision, a)
 			}
-			e := w.explained()
+			e := w.Explained()
 			prefills := 0
 			for _, l := range e.Legs {
 				if l.Phase == "prefill" {
@@ -375,16 +377,16 @@ func TestLegFailedPair(t *testing.T) {
 func TestLegPolicyConcurrent(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			p := &fakeEngine{name: "p0", role: "prefill", connector: "sglang", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-			d := &fakeEngine{name: "d0", role: "decode", connector: "sglang", serve: func(c *engineConn, nth int) {
+			p := &world.Engine{Name: "p0", Role: "prefill", Connector: "sglang", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			d := &world.Engine{Name: "d0", Role: "decode", Connector: "sglang", Serve: func(c *world.Conn, nth int) {
 				switch {
 				case nth == 1:
 					time.Sleep(time.Millisecond) // until prefill has received its leg
-					c.json(500, "{}")
+					c.JSON(500, "{}")
 				case stream:
-					c.stream(eventA, done)
+					c.Stream(world.EventA, world.Done)
 				default:
-					c.json(200, unary)
+					c.JSON(200, world.Unary)
 				}
 			}}
 			legs := &fakeLegs{answer: func(f *abi.LegFacts) (abi.LegDecision, []byte, string) {
@@ -396,23 +398,23 @@ func TestLegPolicyConcurrent(t *testing.T) {
 					e.SetHeader("X-Phase", f.Phase.String())
 				}), ""
 			}}
-			w := newWorld(t, setup{engines: []*fakeEngine{p, d}, options: legs.install})
-			if a := w.post(completionsPath, completions(stream)); a.status != 200 {
+			w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}, Options: legs.install})
+			if a := w.Post(world.CompletionsPath, world.Completions(stream)); a.Status != 200 {
 				t.Fatalf("%+v", a)
 			}
 			synctest.Wait() // the client has the answer before prefill has answered
 			rooms := make(map[string]bool)
-			for phase, e := range map[string]*fakeEngine{"prefill": p, "decode": d} {
+			for phase, e := range map[string]*world.Engine{"prefill": p, "decode": d} {
 				n := 0
-				for _, leg := range e.seen() {
-					if leg.path != completionsPath {
+				for _, leg := range e.Seen() {
+					if leg.Path != world.CompletionsPath {
 						continue // a clean-up
 					}
 					n++
-					if leg.header.Get("X-Phase") != phase || !strings.Contains(leg.body, fmt.Sprintf(`"user":%q`, phase)) {
-						t.Errorf("%s: %v %s", phase, leg.header, leg.body)
+					if leg.Header.Get("X-Phase") != phase || !strings.Contains(leg.Body, fmt.Sprintf(`"user":%q`, phase)) {
+						t.Errorf("%s: %v %s", phase, leg.Header, leg.Body)
 					}
-					_, room, _ := strings.Cut(leg.body, `"bootstrap_room":`)
+					_, room, _ := strings.Cut(leg.Body, `"bootstrap_room":`)
 					room, _, _ = strings.Cut(room, ",")
 					rooms[room] = true
 				}
@@ -433,30 +435,30 @@ func TestLegPolicyConcurrent(t *testing.T) {
 // The finish hook gets the outcome of an exchange.
 func TestFinish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
+		p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
 			time.Sleep(3 * time.Millisecond)
-			prefillAnswers(c, nth)
+			world.PrefillAnswers(c, nth)
 		}}
-		d := &fakeEngine{name: "d0", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+		d := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) {
 			time.Sleep(4 * time.Millisecond)
-			c.send(streamHead)
-			c.chunks(eventA)
+			c.Send(world.StreamHead)
+			c.Chunks(world.EventA)
 			time.Sleep(5 * time.Millisecond)
-			c.chunks(`data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`+"\n\n", done)
-			c.send("0\r\n\r\n")
+			c.Chunks(`data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`+"\n\n", world.Done)
+			c.Send("0\r\n\r\n")
 		}}
 		legs := &fakeLegs{}
-		w := newWorld(t, setup{engines: []*fakeEngine{p, d}, options: legs.install})
-		w.post(completionsPath, completions(true))
+		w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}, Options: legs.install})
+		w.Post(world.CompletionsPath, world.Completions(true))
 		synctest.Wait()
 		if len(legs.finished) != 1 {
 			t.Fatalf("told %d times", len(legs.finished))
 		}
 		f := legs.finished[0]
-		s := w.registry.Snapshot()
+		s := w.Registry.Snapshot()
 		want := abi.FinishFacts{
 			Request: abi.RequestFacts{PromptTokens: f.Request.PromptTokens, MaxTokens: 5, N: 1, Stream: true, Model: "m"},
-			Outcome: abi.OutcomeOK, Flow: abi.FlowPrefillFirst, Status: 200, ID: w.explained().DisaggID,
+			Outcome: abi.OutcomeOK, Flow: abi.FlowPrefillFirst, Status: 200, ID: w.Explained().DisaggID,
 			Prefill: s.Instance("p0").ID, Decode: s.Instance("d0").ID, Attempts: 2,
 			FirstByte: 7000, Total: 12000, PromptTokens: 7, CachedTokens: 4, OutputTokens: 2,
 		}
@@ -469,25 +471,25 @@ func TestFinish(t *testing.T) {
 func TestFinishFailures(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		e    *fakeEngine
+		e    *world.Engine
 		body string
 		want abi.FinishFacts
 	}{
-		{"engine error", &fakeEngine{serve: func(c *engineConn, _ int) { c.json(500, "{}") }}, completions(false),
+		{"engine error", &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(500, "{}") }}, world.Completions(false),
 			abi.FinishFacts{Outcome: abi.OutcomeEngineError, Flow: abi.FlowAggregated, Status: 502, Failed: abi.Decode, Reason: "status_500", Decode: 1, Attempts: 3}},
-		{"not placed", &fakeEngine{}, `{"model":"other","prompt":"x"}`, abi.FinishFacts{Outcome: abi.OutcomeClientError, Status: 404}},
-		{"no request", &fakeEngine{}, "{", abi.FinishFacts{Outcome: abi.OutcomeClientError, Status: 400}},
+		{"not placed", &world.Engine{}, `{"model":"other","prompt":"x"}`, abi.FinishFacts{Outcome: abi.OutcomeClientError, Status: 404}},
+		{"no request", &world.Engine{}, "{", abi.FinishFacts{Outcome: abi.OutcomeClientError, Status: 400}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				legs := &fakeLegs{}
-				w := newWorld(t, setup{engines: []*fakeEngine{tt.e}, options: legs.install})
-				w.post(completionsPath, tt.body)
+				w := world.New(t, world.Setup{Engines: []*world.Engine{tt.e}, Options: legs.install})
+				w.Post(world.CompletionsPath, tt.body)
 				f := legs.finished[0]
 				f.Request, tt.want.FirstByte = abi.RequestFacts{}, -1
 				tt.want.PromptTokens, tt.want.CachedTokens, tt.want.OutputTokens = -1, -1, -1
 				if tt.want.Decode != 0 {
-					tt.want.Decode = w.registry.Snapshot().Instance("e").ID
+					tt.want.Decode = w.Registry.Snapshot().Instance("e").ID
 				}
 				if !reflect.DeepEqual(f, tt.want) {
 					t.Errorf("facts: got  %+v\nwant %+v", f, tt.want)
@@ -512,105 +514,22 @@ func TestOutcomesAgree(t *testing.T) {
 	}
 }
 
-// planner is a Decider whose plan answer a test gives.
-type planner struct {
-	nativeDecider
-	answer abi.PlanAnswer
-}
-
-func (p *planner) Plan(context.Context, *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
-	return p.answer, "planner", true
-}
-
-// The plan policy can limit the time of an attempt until the client's first byte, over
-// all legs. At the limit no engine is charged with a failure.
-func TestPlanLimit(t *testing.T) {
-	slow := func(d time.Duration, then func(*engineConn, int)) func(*engineConn, int) {
-		return func(c *engineConn, nth int) { time.Sleep(d); then(c, nth) }
-	}
-	answers := func(c *engineConn, _ int) { c.json(200, unary) }
-	streams := func(c *engineConn, _ int) {
-		c.send(streamHead)
-		c.chunks(": wait\n\n")
-		time.Sleep(2 * time.Second)
-		c.chunks(eventA)
-		time.Sleep(10 * time.Second) // the limit applies to the first byte
-		c.chunks(done)
-		c.send("0\r\n\r\n")
-	}
-	tests := []struct {
-		name            string
-		prefill, decode func(*engineConn, int) // no prefill: aggregated
-		stream          bool
-		limit           uint32
-		status          int
-		took            time.Duration
-	}{
-		{"in time", slow(2*time.Second, prefillAnswers), slow(2*time.Second, answers), false, 5000, 200, 4 * time.Second},
-		{"together too slow", slow(3*time.Second, prefillAnswers), slow(3*time.Second, answers), false, 5000, 504, 5 * time.Second},
-		{"prefill too slow", slow(9*time.Second, prefillAnswers), answers, false, 5000, 504, 5 * time.Second},
-		{"aggregated", nil, slow(9*time.Second, answers), false, 5000, 504, 5 * time.Second},
-		{"stream, in time", nil, streams, true, 5000, 200, 12 * time.Second},
-		{"stream, too slow", nil, streams, true, 1500, 504, 1500 * time.Millisecond},
-		{"longer than configured", nil, slow(1000*time.Second, answers), false, 999000, 504, 300 * time.Second},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				engines := []*fakeEngine{{serve: tt.decode}}
-				decision := abi.PlanAggregate
-				if tt.prefill != nil {
-					decision = abi.PlanDisaggregate
-					engines = []*fakeEngine{
-						{name: "p0", role: "prefill", connector: "vllm-nixl", serve: tt.prefill},
-						{name: "d0", role: "decode", connector: "vllm-nixl", serve: tt.decode},
-					}
-				}
-				w := newWorld(t, setup{engines: engines, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
-				w.local.SetDecider(&planner{answer: abi.PlanAnswer{Decision: decision, LimitMillis: tt.limit}})
-				begin := time.Now()
-				a := w.post(completionsPath, completions(tt.stream))
-				if took := time.Since(begin); a.status != tt.status || took != tt.took {
-					t.Errorf("after %v: %+v", took, a)
-				}
-				for _, i := range w.registry.Snapshot().Instances {
-					if n := i.Breaker.Failures(); n != 0 && tt.limit < 300000 {
-						t.Errorf("failures of %s: got %d", i.Spec.Name, n)
-					}
-				}
-			})
-		})
-	}
-}
-
-func TestPlanRejects(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{engines: []*fakeEngine{{}}})
-		w.local.SetDecider(&planner{answer: abi.PlanAnswer{Decision: abi.PlanReject, Status: 429}})
-		a := w.post(completionsPath, completions(false))
-		if a.status != 429 || a.header.Get("Retry-After") == "" || !strings.Contains(a.body, "rejected_by_policy") {
-			t.Errorf("%+v", a)
-		}
-		w.outcome(telemetry.OutcomeNoTarget)
-	})
-}
-
 // Filters read facts from the request's context, and write notes there.
 func TestStreamInfo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		info := new(abi.StreamInfo)
 		var first abi.StreamFacts
-		o := setup{engines: []*fakeEngine{
-			{name: "p0", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
+		o := world.Setup{Engines: []*world.Engine{
+			{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
 				time.Sleep(time.Millisecond)
-				prefillAnswers(c, nth)
+				world.PrefillAnswers(c, nth)
 			}},
-			{name: "d0", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+			{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) {
 				time.Sleep(2 * time.Millisecond)
-				c.json(200, `{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`)
+				c.JSON(200, `{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`)
 			}},
 		}}
-		o.options = func(d *Options) {
+		o.Options = func(d *proxy.Options) {
 			d.Wrap = func(h http.Handler) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					info.AddNote("seen")
@@ -618,11 +537,11 @@ func TestStreamInfo(t *testing.T) {
 				})
 			}
 		}
-		w := newWorld(t, o)
-		if a := w.post(completionsPath, completions(false), "X-Request-Id", "mine"); a.status != 200 {
+		w := world.New(t, o)
+		if a := w.Post(world.CompletionsPath, world.Completions(false), "X-Request-Id", "mine"); a.Status != 200 {
 			t.Fatalf("%+v", a)
 		}
-		e := w.explained()
+		e := w.Explained()
 		f := info.Facts()
 		want := abi.StreamFacts{
 			RequestID: "mine", Model: "m", Flow: abi.FlowPrefillFirst, DisaggID: e.DisaggID, Attempts: 1,
@@ -639,7 +558,7 @@ func TestStreamInfo(t *testing.T) {
 		if len(e.Notes) != 1 || e.Notes[0] != "seen" {
 			t.Errorf("notes %q", e.Notes)
 		}
-		legs := w.logged.String()
+		legs := w.Logged.String()
 		for _, l := range e.Legs {
 			if len(l.ID) != 32 || !strings.Contains(legs, "leg_id="+l.ID+" phase="+l.Phase) {
 				t.Errorf("leg id %q", l.ID)
@@ -658,21 +577,3 @@ func (s headSpy) WriteHeader(status int) { s.before(); s.ResponseWriter.WriteHea
 
 // Unwrap serves http.ResponseController.
 func (s headSpy) Unwrap() http.ResponseWriter { return s.ResponseWriter }
-
-// Policies that need the prompt get it as raw JSON. The others do not get it.
-func TestPromptOnRequest(t *testing.T) {
-	for _, tt := range []struct {
-		needs abi.Needs
-		want  string
-	}{{0, ""}, {abi.NeedPrompt, `"héllo \n"`}} {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, setup{needs: tt.needs, engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}})
-			if a := w.post(completionsPath, `{"model":"m","prompt":"héllo \n","max_tokens":3}`); a.status != 200 {
-				t.Fatalf("%+v", a)
-			}
-			if got := w.decider.asked.Load().(abi.RequestFacts).Prompt; got != tt.want {
-				t.Errorf("needs %d: got prompt %q, want %q", tt.needs, got, tt.want)
-			}
-		})
-	}
-}

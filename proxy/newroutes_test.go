@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"slices"
@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // TestOtherRoutes: a compressed body, a slash at the end of the path, and a web page work on each
@@ -16,15 +17,15 @@ func TestOtherRoutes(t *testing.T) {
 		"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n\x00\xff\r\n--b--\r\n"
 	listed := []string{"Access-Control-Allow-Origin: " + page, "Access-Control-Expose-Headers: *", "Vary: Origin"}
 	synctest.Test(t, func(t *testing.T) {
-		stored := holding("resp_a")
-		e := &fakeEngine{connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
-			if c.leg.method == "POST" {
-				c.send("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n" + engineCORS + "\r\n{}")
+		stored := world.Holding("resp_a")
+		e := &world.Engine{Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
+			if c.Leg.Method == "POST" {
+				c.Send("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n" + engineCORS + "\r\n{}")
 				return
 			}
 			stored(c, nth)
 		}}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
+		w := newWorld(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
 			c.Server.EngineRoutes, c.Server.CORSOrigins = []string{"/generative_scoring"}, []string{page}
 		}})
 		for _, tt := range []struct{ method, path, kind, body string }{
@@ -41,7 +42,7 @@ func TestOtherRoutes(t *testing.T) {
 			{"GET", "/v1/responses/resp_a", "", ""},
 			{"DELETE", "/v1/responses/resp_a", "", ""},
 		} {
-			for _, coding := range []struct{ name, body string }{{"", tt.body}, {"gzip", gzipped(tt.body)}, {"zstd", zstdOf(t, tt.body)}} {
+			for _, coding := range []struct{ name, body string }{{"", tt.body}, {"gzip", world.Gzipped(tt.body)}, {"zstd", world.Zstd(t, tt.body)}} {
 				if coding.name != "" && tt.body == "" {
 					continue
 				}
@@ -54,20 +55,20 @@ func TestOtherRoutes(t *testing.T) {
 					if coding.name != "" {
 						header = append(header, "Content-Encoding", coding.name)
 					}
-					a := ask(t.Context(), w.client, tt.method, "http://proxy"+tt.path+slash, coding.body, header...)
-					if got := corsLines(a.header); a.status != 200 || !slices.Equal(got, listed) {
-						t.Errorf("%s: got status %d, %v, lines %q: %s", name, a.status, a.err, got, a.body)
+					a := world.Ask(t.Context(), w.Client, tt.method, "http://proxy"+tt.path+slash, coding.body, header...)
+					if got := corsLines(a.Header); a.Status != 200 || !slices.Equal(got, listed) {
+						t.Errorf("%s: got status %d, %v, lines %q: %s", name, a.Status, a.Err, got, a.Body)
 						continue
 					}
-					legs := e.seen()
+					legs := e.Seen()
 					leg := legs[len(legs)-1]
-					if leg.method != tt.method || leg.path != tt.path || leg.body != tt.body || leg.header.Get("Content-Encoding") != "" {
-						t.Errorf("%s: the engine received %s %s, coding %q, %d bytes", name, leg.method, leg.path, leg.header.Get("Content-Encoding"), len(leg.body))
+					if leg.Method != tt.method || leg.Path != tt.path || leg.Body != tt.body || leg.Header.Get("Content-Encoding") != "" {
+						t.Errorf("%s: the engine received %s %s, coding %q, %d bytes", name, leg.Method, leg.Path, leg.Header.Get("Content-Encoding"), len(leg.Body))
 					}
 				}
 			}
-			preflight := ask(t.Context(), w.client, "OPTIONS", "http://proxy"+tt.path+"/", "", "Origin", page, "Access-Control-Request-Method", tt.method)
-			if preflight.status != 204 || preflight.header.Get("Access-Control-Allow-Origin") != page {
+			preflight := world.Ask(t.Context(), w.Client, "OPTIONS", "http://proxy"+tt.path+"/", "", "Origin", page, "Access-Control-Request-Method", tt.method)
+			if preflight.Status != 204 || preflight.Header.Get("Access-Control-Allow-Origin") != page {
 				t.Errorf("preflight for %s: got %+v", tt.path, preflight)
 			}
 		}
@@ -83,8 +84,8 @@ func TestOtherRoutes(t *testing.T) {
 			if tt.body == form {
 				contentType = "multipart/form-data; boundary=b"
 			}
-			a := ask(t.Context(), w.client, "POST", "http://proxy"+tt.path, tt.body, "Content-Type", contentType, "Content-Encoding", tt.coding)
-			if a.status != tt.status {
+			a := world.Ask(t.Context(), w.Client, "POST", "http://proxy"+tt.path, tt.body, "Content-Type", contentType, "Content-Encoding", tt.coding)
+			if a.Status != tt.status {
 				t.Errorf("%s: got %+v", tt.name, a)
 			}
 		}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -10,12 +10,14 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -23,6 +25,7 @@ import (
 type shared struct{ *engine.Registry }
 
 func (shared) Number(i *engine.Instance) (uint32, bool) { return i.ID, true }
+
 func (s shared) Instance(n uint32) *engine.Instance {
 	for _, i := range s.Snapshot().Instances {
 		if i.ID == n {
@@ -41,13 +44,13 @@ type remote struct {
 	stop   func() // waits for both goroutines
 }
 
-func newRemote(t *testing.T, d *Options, orphan func([]byte)) *remote {
+func newRemote(t *testing.T, d *proxy.Options, orphan func([]byte)) *remote {
 	t.Helper()
 	ids, err := disaggid.New(1, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	native := &nativeDecider{}
+	native := &world.Decider{}
 	l := proxytest.NewPipeListener()
 	var mu sync.Mutex
 	var conns []net.Conn
@@ -103,28 +106,28 @@ func TestADeadProcessOwesNothing(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var r *remote
-				var w *world
+				var w *world.World
 				freed := make(chan time.Time, 2)
-				decode := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
+				decode := &world.Engine{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
 					switch {
 					case nth > 1:
 						freed <- time.Now()
-						c.send(streamHead) // for the call that the coordinator aborts at once
-						c.hold()
+						c.Send(world.StreamHead) // for the call that the coordinator aborts at once
+						c.Hold()
 					case tt.decodeBegins:
-						c.send(streamHead)
-						c.chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
-						c.hold()
+						c.Send(world.StreamHead)
+						c.Chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
+						c.Hold()
 					default:
-						c.hold()
+						c.Hold()
 					}
 				}}
-				w = newWorld(t, setup{
-					engines: []*fakeEngine{
-						{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, nixlAnswer) }},
+				w = world.New(t, world.Setup{
+					Engines: []*world.Engine{
+						{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.NIXLAnswer) }},
 						decode,
 					},
-					options: func(d *Options) {
+					Options: func(d *proxy.Options) {
 						r = newRemote(t, d, func(owed []byte) {
 							if err := w.CleanUp(owed); err != nil {
 								t.Error(err)
@@ -137,11 +140,11 @@ func TestADeadProcessOwesNothing(t *testing.T) {
 				ctx, hangUp := context.WithCancel(t.Context())
 				var asked sync.WaitGroup
 				asked.Go(func() {
-					ask(ctx, w.client, "POST", "http://proxy"+completionsPath, completions(true))
+					world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(true))
 				})
 				time.Sleep(time.Second)
-				if n := len(decode.seen()); n != 1 || w.local.Open() != 1 {
-					t.Fatalf("got %d decode legs and %d leases", n, w.local.Open())
+				if n := len(decode.Seen()); n != 1 || w.Local.Open() != 1 {
+					t.Fatalf("got %d decode legs and %d leases", n, w.Local.Open())
 				}
 				died := time.Now()
 				r.cut()
@@ -150,19 +153,19 @@ func TestADeadProcessOwesNothing(t *testing.T) {
 					r.server.StandBy()
 				}
 				time.Sleep(5 * time.Second)
-				legs := decode.seen()
-				if len(legs)-1 != tt.frees || w.local.Open() != 0 {
-					t.Fatalf("the coordinator made %d calls and holds %d leases, want %d and 0", len(legs)-1, w.local.Open(), tt.frees)
+				legs := decode.Seen()
+				if len(legs)-1 != tt.frees || w.Local.Open() != 0 {
+					t.Fatalf("the coordinator made %d calls and holds %d leases, want %d and 0", len(legs)-1, w.Local.Open(), tt.frees)
 				}
 				if tt.frees == 1 {
 					if after := (<-freed).Sub(died); after < cleanup.Yield {
 						t.Errorf("the blocks were freed %v after the death", after)
 					}
 				}
-				if tt.frees == 1 && !strings.Contains(legs[1].body, `"remote_block_ids":[1]`) {
-					t.Errorf("the encoded clean-up contains the text: %s", legs[1].body)
+				if tt.frees == 1 && !strings.Contains(legs[1].Body, `"remote_block_ids":[1]`) {
+					t.Errorf("the encoded clean-up contains the text: %s", legs[1].Body)
 				}
-				if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != float64(tt.frees) {
+				if n := w.Metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != float64(tt.frees) {
 					t.Errorf("got %v counted clean-ups", n)
 				}
 				hangUp()
@@ -176,10 +179,10 @@ func TestADeadProcessOwesNothing(t *testing.T) {
 // the calls name.
 func TestCleanUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", serve: prefillAnswers}
-		d := &fakeEngine{name: "d0", role: "decode", connector: "vllm-nixl", key: "secret", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-		w := newWorld(t, setup{engines: []*fakeEngine{p, d}})
-		target := func(name string) engine.Target { return engine.Target{Instance: w.registry.Snapshot().Instance(name)} }
+		p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: world.PrefillAnswers}
+		d := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl", Key: "secret", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+		w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}})
+		target := func(name string) engine.Target { return engine.Target{Instance: w.Registry.Snapshot().Instance(name)} }
 		call := connector.Cleanup{
 			Phase: abi.Decode, AnyTarget: true, Hosts: []string{"p0.test"}, Until: connector.UntilHead, How: "abort_decode",
 			Leg: connector.Leg{Path: "/v1/completions", Header: []connector.Field{{Name: "X-Request-Id", Value: "leg-cleanup"}}, Body: []byte(`{"prompt":[0]}`)},
@@ -191,11 +194,11 @@ func TestCleanUp(t *testing.T) {
 		}
 		time.Sleep(2 * cleanup.Yield)
 		synctest.Wait()
-		if legs := d.seen(); len(legs) != 1 || legs[0].path != "/v1/completions" || legs[0].body != `{"prompt":[0]}` ||
-			legs[0].header.Get("X-Request-Id") != "leg-cleanup" || legs[0].header.Get("Authorization") != "Bearer secret" {
+		if legs := d.Seen(); len(legs) != 1 || legs[0].Path != "/v1/completions" || legs[0].Body != `{"prompt":[0]}` ||
+			legs[0].Header.Get("X-Request-Id") != "leg-cleanup" || legs[0].Header.Get("Authorization") != "Bearer secret" {
 			t.Errorf("decode got %+v", legs)
 		}
-		if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != 1 {
+		if n := w.Metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != 1 {
 			t.Errorf("got %v clean-ups", n)
 		}
 	})

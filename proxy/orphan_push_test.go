@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -8,11 +8,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // pushAnswer is the answer of a prefill engine in push mode.
-var pushAnswer = strings.Replace(nixlAnswer, `"remote_engine_id":"e"`, `"remote_engine_id":"push"`, 1)
+var pushAnswer = strings.Replace(world.NIXLAnswer, `"remote_engine_id":"e"`, `"remote_engine_id":"push"`, 1)
 
 // TestADeadProcessLeavesNoWaitingDecode: if a process dies while prefill computes for a decode engine
 // that waits without end (push mode), the coordinator sends the prefill leg again. At any other time
@@ -39,26 +41,26 @@ func TestADeadProcessLeavesNoWaitingDecode(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var r *remote
-				var w *world
+				var w *world.World
 				taken := 0
 				arrived := make(chan time.Time, 2)
-				prefill := &fakeEngine{name: "p", role: "prefill", connector: "vllm-nixl-push", serve: func(c *engineConn, nth int) {
+				prefill := &world.Engine{Name: "p", Role: "prefill", Connector: "vllm-nixl-push", Serve: func(c *world.Conn, nth int) {
 					if nth > 1 {
 						arrived <- time.Now()
 					} else if !tt.prefillAnswers {
-						c.hold()
+						c.Hold()
 						return
 					}
-					c.json(200, pushAnswer)
+					c.JSON(200, pushAnswer)
 				}}
-				decode := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl-push", serve: func(c *engineConn, _ int) {
+				decode := &world.Engine{Name: "d", Role: "decode", Connector: "vllm-nixl-push", Serve: func(c *world.Conn, _ int) {
 					if tt.decodeBegins {
-						c.send(streamHead)
-						c.chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
+						c.Send(world.StreamHead)
+						c.Chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
 					}
-					c.hold()
+					c.Hold()
 				}}
-				w = newWorld(t, setup{engines: []*fakeEngine{prefill, decode}, options: func(d *Options) {
+				w = world.New(t, world.Setup{Engines: []*world.Engine{prefill, decode}, Options: func(d *proxy.Options) {
 					r = newRemote(t, d, func(owed []byte) {
 						taken++
 						if err := w.CleanUp(owed); err != nil {
@@ -71,14 +73,14 @@ func TestADeadProcessLeavesNoWaitingDecode(t *testing.T) {
 				ctx, hangUp := context.WithCancel(t.Context())
 				defer hangUp()
 				var asked sync.WaitGroup
-				body := strings.Replace(completions(true), `"prompt":"`, `"prompt":"`+strings.Repeat("x", tt.size), 1)
+				body := strings.Replace(world.Completions(true), `"prompt":"`, `"prompt":"`+strings.Repeat("x", tt.size), 1)
 				if len(body) < tt.size {
 					t.Fatalf("got a body of %d bytes", len(body))
 				}
-				asked.Go(func() { ask(ctx, w.client, "POST", "http://proxy"+completionsPath, body) })
+				asked.Go(func() { world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, body) })
 				time.Sleep(time.Second)
-				if len(prefill.seen()) != 1 || len(decode.seen()) != 1 || w.local.Open() != 1 {
-					t.Fatalf("got %d and %d legs and %d leases", len(prefill.seen()), len(decode.seen()), w.local.Open())
+				if len(prefill.Seen()) != 1 || len(decode.Seen()) != 1 || w.Local.Open() != 1 {
+					t.Fatalf("got %d and %d legs and %d leases", len(prefill.Seen()), len(decode.Seen()), w.Local.Open())
 				}
 				ended := time.Now()
 				if tt.leaves {
@@ -91,11 +93,11 @@ func TestADeadProcessLeavesNoWaitingDecode(t *testing.T) {
 					r.server.StandBy()
 				}
 				time.Sleep(5 * time.Second)
-				legs := prefill.seen()
-				if len(legs)-1 != tt.again || w.local.Open() != 0 {
-					t.Fatalf("prefill got %d legs again, and the coordinator holds %d leases, want %d and 0", len(legs)-1, w.local.Open(), tt.again)
+				legs := prefill.Seen()
+				if len(legs)-1 != tt.again || w.Local.Open() != 0 {
+					t.Fatalf("prefill got %d legs again, and the coordinator holds %d leases, want %d and 0", len(legs)-1, w.Local.Open(), tt.again)
 				}
-				if n := w.cleaned("prefill_again"); n != float64(tt.again) {
+				if n := w.Cleaned("prefill_again"); n != float64(tt.again) {
 					t.Errorf("got %v counted clean-ups", n)
 				}
 				if byWorker := tt.again == 1 && taken == 0; taken > tt.again || byWorker != tt.byWorker {
@@ -105,8 +107,8 @@ func TestADeadProcessLeavesNoWaitingDecode(t *testing.T) {
 					if after := (<-arrived).Sub(ended); after < cleanup.Yield {
 						t.Errorf("the leg was sent again %v after the end of the first", after)
 					}
-					if legs[1].path != legs[0].path || legs[1].body != legs[0].body || legs[1].header.Get("X-Request-Id") != legs[0].header.Get("X-Request-Id") {
-						t.Errorf("the second leg differs: %s %v", legs[1].path, legs[1].header)
+					if legs[1].Path != legs[0].Path || legs[1].Body != legs[0].Body || legs[1].Header.Get("X-Request-Id") != legs[0].Header.Get("X-Request-Id") {
+						t.Errorf("the second leg differs: %s %v", legs[1].Path, legs[1].Header)
 					}
 				}
 				hangUp()

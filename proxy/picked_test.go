@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -134,10 +135,10 @@ func (p *scripted) listens(t *testing.T) string {
 
 // underPicker is a world whose engines the picker p chooses. A test that does not let the picker
 // hang waits as long as needed.
-func underPicker(t *testing.T, p *scripted, engines []*fakeEngine, edit func(*config.Config)) *world {
+func underPicker(t *testing.T, p *scripted, engines []*world.Engine, edit func(*config.Config)) *world.World {
 	t.Helper()
 	address := p.listens(t)
-	return newWorld(t, setup{engines: engines, config: func(c *config.Config) {
+	return world.New(t, world.Setup{Engines: engines, Config: func(c *config.Config) {
 		c.Sidecar.Picker, c.Sidecar.PickerTimeout = "ext_proc://"+address, config.Duration(time.Minute)
 		if edit != nil {
 			edit(c)
@@ -148,15 +149,15 @@ func underPicker(t *testing.T, p *scripted, engines []*fakeEngine, edit func(*co
 const usageAnswer = `{"choices":[{"text":"x","finish_reason":"length"}],"usage":{"prompt_tokens":3,"completion_tokens":5,"total_tokens":8}}`
 
 // answeringWholes are engines that answer whole requests.
-func answeringWholes() []*fakeEngine {
-	list := wholes()
+func answeringWholes() []*world.Engine {
+	list := world.Wholes()
 	for _, e := range list {
-		e.serve = func(c *engineConn, _ int) {
-			if strings.Contains(c.leg.body, `"stream":true`) {
-				c.stream("data: {\"choices\":[{\"text\":\"x\"}]}\n\n", "data: [DONE]\n\n")
+		e.Serve = func(c *world.Conn, _ int) {
+			if strings.Contains(c.Leg.Body, `"stream":true`) {
+				c.Stream("data: {\"choices\":[{\"text\":\"x\"}]}\n\n", "data: [DONE]\n\n")
 				return
 			}
-			c.json(200, usageAnswer)
+			c.JSON(200, usageAnswer)
 		}
 	}
 	return list
@@ -172,26 +173,26 @@ func TestPicked(t *testing.T) {
 	engines := answeringWholes()
 	w := underPicker(t, p, engines, func(c *config.Config) { c.Sidecar.PickerSubset = true })
 	for _, stream := range []bool{false, true} {
-		a := w.post(completionsPath, completions(stream), "X-Request-Id", "r", "X-Prefiller-Host-Port", "evil", "X-Client", "v")
-		if a.status != 200 || a.err != nil || a.header.Get("X-Pdproxy-Decode") != "b" || a.header.Get("X-Session-Token") != "abc" {
-			t.Fatalf("%d %v %v %s", a.status, a.err, a.header, a.body)
+		a := w.Post(world.CompletionsPath, world.Completions(stream), "X-Request-Id", "r", "X-Prefiller-Host-Port", "evil", "X-Client", "v")
+		if a.Status != 200 || a.Err != nil || a.Header.Get("X-Pdproxy-Decode") != "b" || a.Header.Get("X-Session-Token") != "abc" {
+			t.Fatalf("%d %v %v %s", a.Status, a.Err, a.Header, a.Body)
 		}
 		saw := <-p.seen
-		if saw.body != completions(stream) || saw.request["x-client"] != "v" || saw.request["x-request-id"] != "r" || saw.request[":path"] != completionsPath || saw.request["x-prefiller-host-port"] != "" {
+		if saw.body != world.Completions(stream) || saw.request["x-client"] != "v" || saw.request["x-request-id"] != "r" || saw.request[":path"] != world.CompletionsPath || saw.request["x-prefiller-host-port"] != "" {
 			t.Errorf("the picker saw the request %v %s", saw.request, saw.body)
 		}
-		if saw.answer != a.body || !saw.whole || saw.served != "10.0.0.2:80" || saw.response[":status"] != "200" {
+		if saw.answer != a.Body || !saw.whole || saw.served != "10.0.0.2:80" || saw.response[":status"] != "200" {
 			t.Errorf("the picker saw the answer %v %q of %q, whole %t", saw.response, saw.answer, saw.served, saw.whole)
 		}
 	}
-	legs := engines[1].seen()
-	if len(legs) != 2 || legs[0].header.Get("X-Slo") != "5" || legs[0].header.Get("X-Kv-Source") != "" || legs[0].header.Get("X-Pdproxy-X") != "" || legs[0].header.Get("X-Request-Id") == "evil" {
+	legs := engines[1].Seen()
+	if len(legs) != 2 || legs[0].Header.Get("X-Slo") != "5" || legs[0].Header.Get("X-Kv-Source") != "" || legs[0].Header.Get("X-Pdproxy-X") != "" || legs[0].Header.Get("X-Request-Id") == "evil" {
 		t.Errorf("the engine got %v", legs)
 	}
-	if n := w.metric("pdproxy_picker_requests_total", "picked"); n != 2 {
+	if n := w.Metric("pdproxy_picker_requests_total", "picked"); n != 2 {
 		t.Errorf("%v requests were picked", n)
 	}
-	e, _ := w.books.Ended.Get("r")
+	e, _ := w.Explain("r")
 	if e.Picker == nil || e.Picker.Result != "picked" || !slices.Equal(e.Picker.Destinations, []string{"10.0.0.2:80", "10.0.0.3:80"}) || e.Coordination != "picker" {
 		t.Errorf("explain shows %+v of %q", e.Picker, e.Coordination)
 	}
@@ -202,16 +203,16 @@ func TestPicked(t *testing.T) {
 func TestPickedOrder(t *testing.T) {
 	p := &scripted{lines: []string{"x-gateway-destination-endpoint", "evil:80,10.0.0.3:80,10.0.0.1:80"}}
 	engines := answeringWholes()
-	engines[2].serve = func(c *engineConn, _ int) { c.json(500, `{"error":{"message":"x"}}`) }
+	engines[2].Serve = func(c *world.Conn, _ int) { c.JSON(500, `{"error":{"message":"x"}}`) }
 	w := underPicker(t, p, engines, nil)
-	a := w.post(completionsPath, completions(false))
-	if saw := <-p.seen; a.status != 200 || a.header.Get("X-Pdproxy-Decode") != "a" || saw.served != "10.0.0.1:80" {
-		t.Errorf("%d %s by %s, served by %s", a.status, a.body, a.header.Get("X-Pdproxy-Decode"), saw.served)
+	a := w.Post(world.CompletionsPath, world.Completions(false))
+	if saw := <-p.seen; a.Status != 200 || a.Header.Get("X-Pdproxy-Decode") != "a" || saw.served != "10.0.0.1:80" {
+		t.Errorf("%d %s by %s, served by %s", a.Status, a.Body, a.Header.Get("X-Pdproxy-Decode"), saw.served)
 	}
-	if n := len(engines[2].seen()); n != 1 {
+	if n := len(engines[2].Seen()); n != 1 {
 		t.Errorf("the first destination got %d requests", n)
 	}
-	if n := w.metric("pdproxy_fallbacks_total", "picker_destination", "not_allowed"); n != 1 {
+	if n := w.Metric("pdproxy_fallbacks_total", "picker_destination", "not_allowed"); n != 1 {
 		t.Errorf("%v unknown destinations", n)
 	}
 }
@@ -222,20 +223,20 @@ func TestPickedPair(t *testing.T) {
 	for prefill, want := range map[string]string{"10.0.0.4:80": "p1", "http://10.0.0.3:80": "p0", "": "", "evil:80": "", "10.0.0.1:80": ""} {
 		t.Run(prefill, func(t *testing.T) {
 			p := &scripted{lines: []string{"x-gateway-destination-endpoint", "10.0.0.2:80", "x-prefiller-host-port", prefill}}
-			engines := []*fakeEngine{decodeAt("d0", "10.0.0.1:80"), decodeAt("d1", "10.0.0.2:80"), prefillAt("p0", "10.0.0.3:80"), prefillAt("p1", "10.0.0.4:80")}
+			engines := []*world.Engine{world.DecodeAt("d0", "10.0.0.1:80"), world.DecodeAt("d1", "10.0.0.2:80"), world.PrefillAt("p0", "10.0.0.3:80"), world.PrefillAt("p1", "10.0.0.4:80")}
 			for _, e := range engines {
-				e.serve = func(c *engineConn, _ int) {
-					if e.role == "prefill" {
-						c.json(200, nixlAnswer)
+				e.Serve = func(c *world.Conn, _ int) {
+					if e.Role == "prefill" {
+						c.JSON(200, world.NIXLAnswer)
 						return
 					}
-					c.json(200, usageAnswer)
+					c.JSON(200, usageAnswer)
 				}
 			}
 			w := underPicker(t, p, engines, nil)
-			a := w.post(completionsPath, completions(false))
-			if a.status != 200 || a.header.Get("X-Pdproxy-Decode") != "d1" || a.header.Get("X-Pdproxy-Prefill") != want {
-				t.Errorf("%d %s on %q and %q", a.status, a.body, a.header.Get("X-Pdproxy-Prefill"), a.header.Get("X-Pdproxy-Decode"))
+			a := w.Post(world.CompletionsPath, world.Completions(false))
+			if a.Status != 200 || a.Header.Get("X-Pdproxy-Decode") != "d1" || a.Header.Get("X-Pdproxy-Prefill") != want {
+				t.Errorf("%d %s on %q and %q", a.Status, a.Body, a.Header.Get("X-Pdproxy-Prefill"), a.Header.Get("X-Pdproxy-Decode"))
 			}
 			<-p.seen
 		})
@@ -246,23 +247,23 @@ func TestPickedPair(t *testing.T) {
 // destination of the picker, although another decode engine is idle.
 func TestPickedDecodeMoves(t *testing.T) {
 	p := &scripted{lines: []string{"x-gateway-destination-endpoint", "10.0.0.2:80,10.0.0.5:80", "x-prefiller-host-port", "10.0.0.3:80"}}
-	engines := []*fakeEngine{decodeAt("d0", "10.0.0.1:80"), decodeAt("d1", "10.0.0.2:80"), decodeAt("d2", "10.0.0.5:80"), prefillAt("p0", "10.0.0.3:80")}
-	engines[1].dialing = errors.New("connection refused") // so that the KV stays unread
+	engines := []*world.Engine{world.DecodeAt("d0", "10.0.0.1:80"), world.DecodeAt("d1", "10.0.0.2:80"), world.DecodeAt("d2", "10.0.0.5:80"), world.PrefillAt("p0", "10.0.0.3:80")}
+	engines[1].Dialing = errors.New("connection refused") // so that the KV stays unread
 	for _, e := range engines {
-		e.serve = func(c *engineConn, _ int) {
-			if e.role == "prefill" {
-				c.json(200, nixlAnswer)
+		e.Serve = func(c *world.Conn, _ int) {
+			if e.Role == "prefill" {
+				c.JSON(200, world.NIXLAnswer)
 				return
 			}
-			c.json(200, usageAnswer)
+			c.JSON(200, usageAnswer)
 		}
 	}
 	w := underPicker(t, p, engines, nil)
-	a := w.post(completionsPath, completions(false))
-	if saw := <-p.seen; a.status != 200 || a.header.Get("X-Pdproxy-Decode") != "d2" || saw.served != "10.0.0.5:80" {
-		t.Errorf("%d %s on %q, served by %q", a.status, a.body, a.header.Get("X-Pdproxy-Decode"), saw.served)
+	a := w.Post(world.CompletionsPath, world.Completions(false))
+	if saw := <-p.seen; a.Status != 200 || a.Header.Get("X-Pdproxy-Decode") != "d2" || saw.served != "10.0.0.5:80" {
+		t.Errorf("%d %s on %q, served by %q", a.Status, a.Body, a.Header.Get("X-Pdproxy-Decode"), saw.served)
 	}
-	if n := len(engines[3].seen()); n != 1 {
+	if n := len(engines[3].Seen()); n != 1 {
 		t.Errorf("prefill got %d requests", n)
 	}
 }
@@ -273,13 +274,13 @@ func TestPickedBody(t *testing.T) {
 	for body, want := range map[string]int{`{"model":"n","prompt":"other","max_tokens":1}`: 200, `{"model":`: 503, `{"prompt":5}`: 503} {
 		p := &scripted{lines: []string{"x-gateway-destination-endpoint", "10.0.0.1:80"}, body: body}
 		engines := answeringWholes()
-		engines[0].models = "n"
+		engines[0].Models = "n"
 		w := underPicker(t, p, engines, nil)
-		if a := w.post(completionsPath, completions(false)); a.status != want || want != 200 && !strings.Contains(a.body, `"picker_failed"`) {
-			t.Errorf("%s: %d %s", body, a.status, a.body)
+		if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != want || want != 200 && !strings.Contains(a.Body, `"picker_failed"`) {
+			t.Errorf("%s: %d %s", body, a.Status, a.Body)
 		}
 		<-p.seen
-		if legs := engines[0].seen(); want == 200 && (len(legs) != 1 || !strings.Contains(legs[0].body, `"other"`)) {
+		if legs := engines[0].Seen(); want == 200 && (len(legs) != 1 || !strings.Contains(legs[0].Body, `"other"`)) {
 			t.Errorf("%s: the engine got %v", body, legs)
 		}
 	}
@@ -336,14 +337,14 @@ func TestPickerFails(t *testing.T) {
 						c.Sidecar.Picker = "ext_proc://" + hangsUp(t)
 					}
 				})
-				a := w.post(completionsPath, completions(false))
-				if open && a.status != 200 || !open && (a.status != 503 || !strings.Contains(a.body, `"picker_failed"`) || !strings.Contains(a.body, reason)) {
-					t.Errorf("open %t: %d %s", open, a.status, a.body)
+				a := w.Post(world.CompletionsPath, world.Completions(false))
+				if open && a.Status != 200 || !open && (a.Status != 503 || !strings.Contains(a.Body, `"picker_failed"`) || !strings.Contains(a.Body, reason)) {
+					t.Errorf("open %t: %d %s", open, a.Status, a.Body)
 				}
-				if n := w.metric("pdproxy_picker_requests_total", reason); n != 1 {
+				if n := w.Metric("pdproxy_picker_requests_total", reason); n != 1 {
 					t.Errorf("open %t: %v requests counted as %s", open, n, reason)
 				}
-				if n := w.metric("pdproxy_fallbacks_total", "picker", reason); (n == 1) != open {
+				if n := w.Metric("pdproxy_fallbacks_total", "picker", reason); (n == 1) != open {
 					t.Errorf("open %t: %v fallbacks", open, n)
 				}
 			})
@@ -368,14 +369,14 @@ func TestPickerRefuses(t *testing.T) {
 			Status: &envoytype.HttpStatus{Code: envoytype.StatusCode(tt.status)}, Body: []byte(tt.body), Headers: setting([]string{"retry-after", "7", "content-length", "1"}),
 		}}
 		w := underPicker(t, p, answeringWholes(), nil)
-		a := w.post(completionsPath, completions(false))
-		if a.status != tt.status || a.err != nil || !strings.Contains(a.body, tt.want) || a.header.Get("Retry-After") != "7" {
-			t.Errorf("%d %q: got %d %v %s %v", tt.status, tt.body, a.status, a.header, a.body, a.err)
+		a := w.Post(world.CompletionsPath, world.Completions(false))
+		if a.Status != tt.status || a.Err != nil || !strings.Contains(a.Body, tt.want) || a.Header.Get("Retry-After") != "7" {
+			t.Errorf("%d %q: got %d %v %s %v", tt.status, tt.body, a.Status, a.Header, a.Body, a.Err)
 		}
 		if saw := <-p.seen; saw.whole {
 			t.Errorf("the picker saw an answer: %v", saw)
 		}
-		w.outcome(tt.outcome)
+		w.Outcome(tt.outcome)
 	}
 }
 
@@ -389,26 +390,26 @@ func TestPickedClientLeaves(t *testing.T) {
 		<-p.asked
 		leave()
 	}()
-	if a := ask(ctx, w.client, "POST", "http://proxy"+completionsPath, completions(false)); a.err == nil {
-		t.Errorf("got %d", a.status)
+	if a := world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(false)); a.Err == nil {
+		t.Errorf("got %d", a.Status)
 	}
 	if saw := <-p.seen; saw.whole || saw.response != nil {
 		t.Errorf("the picker saw %v", saw)
 	}
-	for w.metric("pdproxy_picker_requests_total", "cancelled") != 1 { // the proxy counts after the stream has ended
+	for w.Metric("pdproxy_picker_requests_total", "cancelled") != 1 { // the proxy counts after the stream has ended
 		time.Sleep(time.Millisecond)
 	}
 
 	p = &scripted{lines: []string{"x-gateway-destination-endpoint", "10.0.0.1:80"}}
 	engines := answeringWholes()
-	engines[0].serve = func(c *engineConn, _ int) {
-		c.send(streamHead)
-		c.chunks("data: {\"choices\":[{\"text\":\"x\"}]}\n\n")
-		c.hold()
+	engines[0].Serve = func(c *world.Conn, _ int) {
+		c.Send(world.StreamHead)
+		c.Chunks("data: {\"choices\":[{\"text\":\"x\"}]}\n\n")
+		c.Hold()
 	}
 	w = underPicker(t, p, engines, nil)
 	ctx, leave = context.WithCancel(t.Context())
-	resp := w.streams(ctx)
+	resp := w.Streams(ctx)
 	leave()
 	resp.Body.Close()
 	if saw := <-p.seen; saw.whole || saw.served != "10.0.0.1:80" {
@@ -421,13 +422,13 @@ func TestPickedClientLeaves(t *testing.T) {
 func TestPickedClientHasTheAnswer(t *testing.T) {
 	p := &scripted{lines: []string{"x-gateway-destination-endpoint", "10.0.0.1:80"}}
 	w := underPicker(t, p, answeringWholes(), nil)
-	body := completions(false)
+	body := world.Completions(false)
 	for range 50 {
-		c, err := w.dialPublic(t.Context(), "", "")
+		c, err := w.DialPublic(t.Context(), "", "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n%s", completionsPath, len(body), body)
+		fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n%s", world.CompletionsPath, len(body), body)
 		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -446,12 +447,12 @@ func TestPickerReload(t *testing.T) {
 	w := underPicker(t, one, answeringWholes(), nil)
 	picks := func(want string) {
 		t.Helper()
-		if a := w.post(completionsPath, completions(false)); a.status != 200 || want != "" && a.header.Get("X-Pdproxy-Decode") != want {
-			t.Errorf("%d %s on %q", a.status, a.body, a.header.Get("X-Pdproxy-Decode"))
+		if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 || want != "" && a.Header.Get("X-Pdproxy-Decode") != want {
+			t.Errorf("%d %s on %q", a.Status, a.Body, a.Header.Get("X-Pdproxy-Decode"))
 		}
 	}
 	picks("a")
-	next := *w.cfg.Load()
+	next := *w.Config
 	next.Sidecar.Picker = "ext_proc://" + two.listens(t)
 	w.Reload(&next, nil)
 	picks("b")
@@ -459,7 +460,7 @@ func TestPickerReload(t *testing.T) {
 	last.Sidecar.Picker = ""
 	w.Reload(&last, nil)
 	picks("")
-	if n := w.metric("pdproxy_picker_requests_total"); n != 2 {
+	if n := w.Metric("pdproxy_picker_requests_total"); n != 2 {
 		t.Errorf("%v requests were picked", n)
 	}
 }

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"slices"
@@ -7,7 +7,26 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
+
+// Policies that need the prompt get it as raw JSON. The others do not get it.
+func TestPromptOnRequest(t *testing.T) {
+	for _, tt := range []struct {
+		needs abi.Needs
+		want  string
+	}{{0, ""}, {abi.NeedPrompt, `"héllo \n"`}} {
+		synctest.Test(t, func(t *testing.T) {
+			w := world.New(t, world.Setup{Needs: tt.needs, Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}})
+			if a := w.Post(world.CompletionsPath, `{"model":"m","prompt":"héllo \n","max_tokens":3}`); a.Status != 200 {
+				t.Fatalf("%+v", a)
+			}
+			if got := w.Decider.Asked.Load().(abi.RequestFacts).Prompt; got != tt.want {
+				t.Errorf("needs %d: got prompt %q, want %q", tt.needs, got, tt.want)
+			}
+		})
+	}
+}
 
 // TestIdentityForPolicies: policies that need the identity learn the client, the tenant and the
 // class of a request. The others get none of them.
@@ -24,12 +43,12 @@ func TestIdentityForPolicies(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-				w := newWorld(t, setup{needs: tt.needs, config: tt.config, engines: []*fakeEngine{e}, keys: tenantLine("a", "rpm=9") + tenantLine("b", "tenant=a")})
-				if a := w.post(completionsPath, completions(false), "Authorization", "Bearer b-key", "X-Priority", "batch"); a.status != 200 {
+				e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+				w := world.New(t, world.Setup{Needs: tt.needs, Config: tt.config, Engines: []*world.Engine{e}, Keys: world.TenantLine("a", "rpm=9") + world.TenantLine("b", "tenant=a")})
+				if a := w.Post(world.CompletionsPath, world.Completions(false), "Authorization", "Bearer b-key", "X-Priority", "batch"); a.Status != 200 {
 					t.Fatalf("%+v", a)
 				}
-				if got := w.decider.asked.Load().(abi.RequestFacts).Identity; got != tt.want {
+				if got := w.Decider.Asked.Load().(abi.RequestFacts).Identity; got != tt.want {
 					t.Errorf("got %+v, want %+v", got, tt.want)
 				}
 			})
@@ -41,13 +60,13 @@ func TestIdentityForPolicies(t *testing.T) {
 // media of a request. The salt's text is not among them.
 func TestTraitsForPolicies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-		w := newWorld(t, setup{needs: abi.NeedTraits, engines: []*fakeEngine{e}})
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+		w := world.New(t, world.Setup{Needs: abi.NeedTraits, Engines: []*world.Engine{e}})
 		traits := func(body string) abi.Traits {
-			if a := w.post("/v1/chat/completions", body); a.status != 200 {
+			if a := w.Post("/v1/chat/completions", body); a.Status != 200 {
 				t.Fatalf("%+v", a)
 			}
-			return w.decider.asked.Load().(abi.RequestFacts).Traits
+			return w.Decider.Asked.Load().(abi.RequestFacts).Traits
 		}
 		if got := traits(`{"model":"m","messages":[{"role":"user","content":"x"}]}`); got != (abi.Traits{}) {
 			t.Errorf("without traits: %+v", got)
@@ -67,16 +86,16 @@ func TestTraitsForPolicies(t *testing.T) {
 func TestHeadersForPolicies(t *testing.T) {
 	for _, needs := range []abi.Needs{0, abi.NeedTraits, abi.NeedHeaders} {
 		synctest.Test(t, func(t *testing.T) {
-			e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-			w := newWorld(t, setup{needs: needs, engines: []*fakeEngine{e}})
-			if a := w.post(completionsPath, completions(false), "X-Tier", "gold", "X-Other", "1", "Authorization", "Bearer key"); a.status != 200 {
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			w := world.New(t, world.Setup{Needs: needs, Engines: []*world.Engine{e}})
+			if a := w.Post(world.CompletionsPath, world.Completions(false), "X-Tier", "gold", "X-Other", "1", "Authorization", "Bearer key"); a.Status != 200 {
 				t.Fatalf("%+v", a)
 			}
 			var want []abi.RequestHeader
 			if needs == abi.NeedHeaders {
 				want = []abi.RequestHeader{{Name: "x-tier", Value: "gold", Present: true}}
 			}
-			if got := w.decider.asked.Load().(abi.RequestFacts).Headers; !slices.Equal(got, want) {
+			if got := w.Decider.Asked.Load().(abi.RequestFacts).Headers; !slices.Equal(got, want) {
 				t.Errorf("needs %v: got %+v, want %+v", needs.Names(), got, want)
 			}
 		})

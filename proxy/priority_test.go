@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"encoding/json"
@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // classes configures the classes of these tests.
@@ -49,15 +50,15 @@ func TestPriorityOfLegs(t *testing.T) {
 		class, own               string // header line and field of the client
 		want                     string
 	}{
-		{"vllm-nixl", nixlAnswer, config.LowerFirst, "interactive", "", "-7"},
-		{"vllm-nixl", nixlAnswer, config.LowerFirst, "batch", "", "5"},
-		{"vllm-nixl", nixlAnswer, config.LowerFirst, "", "-1000000", "0"},
-		{"vllm-nixl", nixlAnswer, "", "interactive", "3", "3"},
-		{"vllm-nixl", nixlAnswer, "", "interactive", "", ""},
-		{"sglang", doneAnswer, config.HigherFirst, "interactive", "", "7"},
-		{"sglang", doneAnswer, config.HigherFirst, "batch", "9", "-5"},
-		{"sglang", doneAnswer, config.LowerFirst, "batch", "", "5"},
-		{"none", doneAnswer, config.HigherFirst, "interactive", "1", "7"},
+		{"vllm-nixl", world.NIXLAnswer, config.LowerFirst, "interactive", "", "-7"},
+		{"vllm-nixl", world.NIXLAnswer, config.LowerFirst, "batch", "", "5"},
+		{"vllm-nixl", world.NIXLAnswer, config.LowerFirst, "", "-1000000", "0"},
+		{"vllm-nixl", world.NIXLAnswer, "", "interactive", "3", "3"},
+		{"vllm-nixl", world.NIXLAnswer, "", "interactive", "", ""},
+		{"sglang", world.DoneAnswer, config.HigherFirst, "interactive", "", "7"},
+		{"sglang", world.DoneAnswer, config.HigherFirst, "batch", "9", "-5"},
+		{"sglang", world.DoneAnswer, config.LowerFirst, "batch", "", "5"},
+		{"none", world.DoneAnswer, config.HigherFirst, "interactive", "1", "7"},
 	} {
 		t.Run(strings.Join([]string{tt.connector, tt.order, tt.class, tt.own}, " "), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -65,22 +66,22 @@ func TestPriorityOfLegs(t *testing.T) {
 				if tt.connector == "sglang" {
 					arrived.Add(2)
 				}
-				answer := func(c *engineConn, _ int) {
-					if tt.connector == "sglang" && c.leg.path == completionsPath {
+				answer := func(c *world.Conn, _ int) {
+					if tt.connector == "sglang" && c.Leg.Path == world.CompletionsPath {
 						arrived.Done()
 						arrived.Wait()
 					}
-					c.json(200, tt.answer)
+					c.JSON(200, tt.answer)
 				}
-				engines := []*fakeEngine{{name: "p", role: "prefill", connector: tt.connector, serve: answer}, {name: "d", role: "decode", connector: tt.connector, serve: answer}}
+				engines := []*world.Engine{{Name: "p", Role: "prefill", Connector: tt.connector, Serve: answer}, {Name: "d", Role: "decode", Connector: tt.connector, Serve: answer}}
 				if tt.connector == "none" {
-					engines = []*fakeEngine{{name: "e", serve: answer}}
+					engines = []*world.Engine{{Name: "e", Serve: answer}}
 				}
 				for _, e := range engines {
-					e.priority = tt.order
+					e.Priority = tt.order
 				}
-				w := newWorld(t, setup{engines: engines, config: classes(true)})
-				body := strings.TrimSuffix(completions(false), "}")
+				w := world.New(t, world.Setup{Engines: engines, Config: classes(true)})
+				body := strings.TrimSuffix(world.Completions(false), "}")
 				if tt.own != "" {
 					body += `,"priority":` + tt.own
 				}
@@ -88,19 +89,19 @@ func TestPriorityOfLegs(t *testing.T) {
 				if tt.class != "" {
 					header = append(header, "X-Priority", tt.class)
 				}
-				w.post(completionsPath, body+"}", header...)
+				w.Post(world.CompletionsPath, body+"}", header...)
 				legs := 0
 				for _, e := range engines {
-					for _, l := range e.seen() {
-						if l.method != http.MethodPost || l.path != completionsPath {
+					for _, l := range e.Seen() {
+						if l.Method != http.MethodPost || l.Path != world.CompletionsPath {
 							continue
 						}
 						legs++
-						if got := legPriority(t, l.body); got != tt.want {
-							t.Errorf("%s got priority %q, want %q: %s", e.name, got, tt.want, l.body)
+						if got := legPriority(t, l.Body); got != tt.want {
+							t.Errorf("%s got priority %q, want %q: %s", e.Name, got, tt.want, l.Body)
 						}
-						if v := l.header.Get("X-Priority"); v != "" {
-							t.Errorf("%s got the line %q", e.name, v)
+						if v := l.Header.Get("X-Priority"); v != "" {
+							t.Errorf("%s got the line %q", e.Name, v)
 						}
 					}
 				}
@@ -117,31 +118,31 @@ func TestPriorityOfLegs(t *testing.T) {
 func TestPriorityHeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, trust := range []bool{false, true} {
-			e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, doneAnswer) }}
-			w := newWorld(t, setup{engines: []*fakeEngine{e}, config: classes(trust)})
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: classes(trust)})
 			for name, ok := range map[string]bool{"": true, "default": true, "batch": true, "interactive": trust, "none": false, "Batch": false, strings.Repeat("x", 10_000): false} {
-				before := len(e.seen())
-				a := w.post(completionsPath, completions(false), "X-Priority", name)
+				before := len(e.Seen())
+				a := w.Post(world.CompletionsPath, world.Completions(false), "X-Priority", name)
 				if ok {
-					if a.status != 200 {
-						t.Errorf("trust %t, %q: status %d: %s", trust, name, a.status, a.body)
+					if a.Status != 200 {
+						t.Errorf("trust %t, %q: status %d: %s", trust, name, a.Status, a.Body)
 					}
 					continue
 				}
 				var got struct {
 					Error struct{ Param, Code, Message string }
 				}
-				if err := json.Unmarshal([]byte(a.body), &got); err != nil || a.status != 400 || got.Error.Code != "invalid_priority" || got.Error.Param != "X-Priority" || len(a.body) > 1000 {
-					t.Errorf("trust %t, %.20q: status %d, error %v: %.1000s", trust, name, a.status, err, a.body)
+				if err := json.Unmarshal([]byte(a.Body), &got); err != nil || a.Status != 400 || got.Error.Code != "invalid_priority" || got.Error.Param != "X-Priority" || len(a.Body) > 1000 {
+					t.Errorf("trust %t, %.20q: status %d, error %v: %.1000s", trust, name, a.Status, err, a.Body)
 				}
-				if len(e.seen()) != before {
+				if len(e.Seen()) != before {
 					t.Errorf("%.20q: the request reached the engine", name)
 				}
 			}
-			if n := w.metric("pdproxy_class_exchanges_total", "batch", "ok"); n != 1 {
+			if n := w.Metric("pdproxy_class_exchanges_total", "batch", "ok"); n != 1 {
 				t.Errorf("counted %v requests of the class batch", n)
 			}
-			if err := w.stop(); err != nil {
+			if err := w.Stop(); err != nil {
 				t.Error(err)
 			}
 		}
@@ -152,11 +153,11 @@ func TestPriorityHeader(t *testing.T) {
 func TestClassesWaitTheirTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		proceed := make(chan bool)
-		e := &fakeEngine{serve: func(c *engineConn, _ int) {
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) {
 			<-proceed
-			c.json(200, `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":100,"completion_tokens":100}}`)
+			c.JSON(200, `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":100,"completion_tokens":100}}`)
 		}}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
 			classes(true)(c)
 			c.PriorityClasses[2].Weight = 1000
 			c.Limits.MaxExchanges, c.Limits.QueueTimeout = 1, config.Duration(1e12)
@@ -167,14 +168,14 @@ func TestClassesWaitTheirTurn(t *testing.T) {
 		ended := make(chan string, 10)
 		for i, class := range []string{"batch", "batch", "batch", "interactive", "interactive"} {
 			go func() {
-				if a := w.post(completionsPath, completions(false), "X-Priority", class); a.status != 200 {
-					t.Errorf("request %d: status %d: %s", i, a.status, a.body)
+				if a := w.Post(world.CompletionsPath, world.Completions(false), "X-Priority", class); a.Status != 200 {
+					t.Errorf("request %d: status %d: %s", i, a.Status, a.Body)
 				}
 				ended <- class
 			}()
 			synctest.Wait()
 		}
-		if n := w.metric("pdproxy_class_requests", "batch", "waiting"); n != 2 {
+		if n := w.Metric("pdproxy_class_requests", "batch", "waiting"); n != 2 {
 			t.Errorf("%v requests of the class batch wait", n)
 		}
 		var order []string

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -8,10 +8,12 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
@@ -19,39 +21,39 @@ import (
 
 // knowing starts a world whose policies need block hashes and conversations. Its engine
 // has KV events and blocks of 4 tokens.
-func knowing(t *testing.T, serve func(c *engineConn, nth int)) *world {
+func knowing(t *testing.T, serve func(c *world.Conn, nth int)) *world.World {
 	t.Helper()
-	o := setup{
-		engines: []*fakeEngine{{blocks: 4, serve: serve, key: "k"}},
-		needs:   abi.NeedBlocks | abi.NeedConversation,
-		known:   coordinator.State{Index: kvindex.New(kvindex.Options{}), Conversations: conversation.New(10)},
+	o := world.Setup{
+		Engines: []*world.Engine{{Blocks: 4, Serve: serve, Key: "k"}},
+		Needs:   abi.NeedBlocks | abi.NeedConversation,
+		Known:   coordinator.State{Index: kvindex.New(kvindex.Options{}), Conversations: conversation.New(10)},
 	}
 	var asker prompt.Asker
-	o.options = func(d *Options) {
+	o.Options = func(d *proxy.Options) {
 		asker.Registry = d.Registry
 		d.Tokens = tokens.New(tokens.Options{Asker: asker})
 	}
-	w := newWorld(t, o)
+	w := world.New(t, o)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); w.local.Run(ctx) }()
+	go func() { defer close(done); w.Local.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
 	return w
 }
 
 // of returns the explanation of the request with that id.
-func (w *world) of(id string) journal.Explanation {
-	w.t.Helper()
-	e, ok := w.books.Ended.Get(id)
+func explanationOf(w *world.World, id string) journal.Explanation {
+	w.T.Helper()
+	e, ok := w.Explain(id)
 	if !ok {
-		w.t.Fatalf("no explanation of %s", id)
+		w.T.Fatalf("no explanation of %s", id)
 	}
 	return e
 }
 
 // matched returns the blocks that, in the facts for the policy, the only candidate holds.
-func (w *world) matched(id string) (blocks, tokens any) {
-	facts := w.of(id).Candidates[0].Facts
+func matched(w *world.World, id string) (blocks, tokens any) {
+	facts := explanationOf(w, id).Candidates[0].Facts
 	return facts["blocks_gpu"], facts["block_tokens"]
 }
 
@@ -60,16 +62,16 @@ func (w *world) matched(id string) (blocks, tokens any) {
 func TestPromptsAreMatchedByTheirTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
-		w := knowing(t, func(c *engineConn, _ int) {
-			if !strings.HasPrefix(c.leg.path, "/tokenize") {
-				c.json(200, unary)
+		w := knowing(t, func(c *world.Conn, _ int) {
+			if !strings.HasPrefix(c.Leg.Path, "/tokenize") {
+				c.JSON(200, world.Unary)
 				return
 			}
 			asked++
-			if got := c.leg.header.Get("Authorization"); got != "Bearer k" {
+			if got := c.Leg.Header.Get("Authorization"); got != "Bearer k" {
 				t.Errorf("got the key %q", got)
 			}
-			c.json(200, `{"count":9,"max_model_len":100,"tokens":[1,2,3,4,5,6,7,8,9]}`)
+			c.JSON(200, `{"count":9,"max_model_len":100,"tokens":[1,2,3,4,5,6,7,8,9]}`)
 		})
 		for i, tt := range []struct {
 			body   string
@@ -82,21 +84,21 @@ func TestPromptsAreMatchedByTheirTokens(t *testing.T) {
 			{`{"model":"m","prompt":[9,2,3,4],"max_tokens":1}`, 0},
 		} {
 			id := fmt.Sprint("r", i)
-			if a := w.post(completionsPath, tt.body, "X-Request-Id", id); a.status != 200 {
-				t.Fatalf("got status %d: %s", a.status, a.body)
+			if a := w.Post(world.CompletionsPath, tt.body, "X-Request-Id", id); a.Status != 200 {
+				t.Fatalf("got status %d: %s", a.Status, a.Body)
 			}
 			synctest.Wait()
-			if blocks, size := w.matched(id); fmt.Sprint(blocks, size) != fmt.Sprint(tt.blocks, 4) {
+			if blocks, size := matched(w, id); fmt.Sprint(blocks, size) != fmt.Sprint(tt.blocks, 4) {
 				t.Errorf("request %d: got %v blocks of %v tokens, want %d of 4", i, blocks, size, tt.blocks)
 			}
 		}
 		if asked != 1 {
 			t.Errorf("got %d tokenize requests for one prompt", asked)
 		}
-		if n := w.metric("pdproxy_prompt_token_ids_total", "client"); n != 3 {
+		if n := w.Metric("pdproxy_prompt_token_ids_total", "client"); n != 3 {
 			t.Errorf("got %v prompts with ids from the client", n)
 		}
-		if n := w.metric("pdproxy_prompt_token_ids_total", "engine"); n != 2 {
+		if n := w.Metric("pdproxy_prompt_token_ids_total", "engine"); n != 2 {
 			t.Errorf("got %v prompts with ids from the engine", n)
 		}
 	})
@@ -105,31 +107,31 @@ func TestPromptsAreMatchedByTheirTokens(t *testing.T) {
 // TestWithoutTokensARequestIsPlacedAllTheSame: if an engine does not tokenize, or fails
 // to, the proxy places the request without block hashes.
 func TestWithoutTokensARequestIsPlacedAllTheSame(t *testing.T) {
-	for name, serve := range map[string]func(*engineConn){
-		"no such endpoint": func(c *engineConn) { c.json(404, `{"detail":"Not Found"}`) },
-		"an error":         func(c *engineConn) { c.json(500, `{}`) },
-		"rubbish":          func(c *engineConn) { c.json(200, `{"tokens":"none"}`) },
-		"a hang-up":        func(c *engineConn) { c.over = true },
-		"silence":          func(c *engineConn) { c.hold() },
+	for name, serve := range map[string]func(*world.Conn){
+		"no such endpoint": func(c *world.Conn) { c.JSON(404, `{"detail":"Not Found"}`) },
+		"an error":         func(c *world.Conn) { c.JSON(500, `{}`) },
+		"rubbish":          func(c *world.Conn) { c.JSON(200, `{"tokens":"none"}`) },
+		"a hang-up":        func(c *world.Conn) { c.Over = true },
+		"silence":          func(c *world.Conn) { c.Hold() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := knowing(t, func(c *engineConn, _ int) {
-					if strings.Contains(c.leg.path, "tokenize") || strings.Contains(c.leg.path, "render") {
+				w := knowing(t, func(c *world.Conn, _ int) {
+					if strings.Contains(c.Leg.Path, "tokenize") || strings.Contains(c.Leg.Path, "render") {
 						serve(c)
 						return
 					}
-					c.json(200, unary)
+					c.JSON(200, world.Unary)
 				})
-				a := w.post(completionsPath, `{"model":"m","prompt":"some words","max_tokens":1}`, "X-Request-Id", "r")
-				if a.status != 200 {
-					t.Fatalf("got status %d: %s", a.status, a.body)
+				a := w.Post(world.CompletionsPath, `{"model":"m","prompt":"some words","max_tokens":1}`, "X-Request-Id", "r")
+				if a.Status != 200 {
+					t.Fatalf("got status %d: %s", a.Status, a.Body)
 				}
 				synctest.Wait()
-				if blocks, size := w.matched("r"); fmt.Sprint(blocks, size) != "0 0" {
+				if blocks, size := matched(w, "r"); fmt.Sprint(blocks, size) != "0 0" {
 					t.Errorf("got %v blocks of %v tokens without ids", blocks, size)
 				}
-				if n := w.metric("pdproxy_prompt_token_ids_total", "none"); n != 1 {
+				if n := w.Metric("pdproxy_prompt_token_ids_total", "none"); n != 1 {
 					t.Errorf("got %v counted prompts without ids", n)
 				}
 			})
@@ -141,7 +143,7 @@ func TestWithoutTokensARequestIsPlacedAllTheSame(t *testing.T) {
 // X-Correlation-ID does not, because many agents change it with each request.
 func TestSessionHeaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := knowing(t, func(c *engineConn, _ int) { c.json(200, unary) })
+		w := knowing(t, func(c *world.Conn, _ int) { c.JSON(200, world.Unary) })
 		n := 0
 		// turn sends the next turn of a conversation that the proxy could also recognize
 		// by its prompts.
@@ -149,11 +151,11 @@ func TestSessionHeaders(t *testing.T) {
 			t.Helper()
 			n++
 			id := fmt.Sprint("r", n)
-			if a := w.post(completionsPath, `{"model":"m","prompt":"`+prompt+`","max_tokens":1}`, append(header, "X-Request-Id", id)...); a.status != 200 {
-				t.Fatalf("got status %d: %s", a.status, a.body)
+			if a := w.Post(world.CompletionsPath, `{"model":"m","prompt":"`+prompt+`","max_tokens":1}`, append(header, "X-Request-Id", id)...); a.Status != 200 {
+				t.Fatalf("got status %d: %s", a.Status, a.Body)
 			}
 			synctest.Wait()
-			return w.of(id).Turn
+			return explanationOf(w, id).Turn
 		}
 		for _, name := range config.Default().Conversation.Headers {
 			if first, second := turn(name+" one", name, "s-"+name), turn(name+" two", name, "s-"+name); first != 1 || second != 2 {
@@ -171,7 +173,7 @@ func TestSessionHeaders(t *testing.T) {
 // The proxy recognizes later turns.
 func TestConversationsAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := knowing(t, func(c *engineConn, _ int) { c.json(200, unary) })
+		w := knowing(t, func(c *world.Conn, _ int) { c.JSON(200, world.Unary) })
 		var keys []string
 		for i, tt := range []struct {
 			body, session string
@@ -187,11 +189,11 @@ func TestConversationsAreNamed(t *testing.T) {
 			if tt.session != "" {
 				header = append(header, "X-Session-ID", tt.session)
 			}
-			if a := w.post(completionsPath, tt.body, header...); a.status != 200 {
-				t.Fatalf("got status %d: %s", a.status, a.body)
+			if a := w.Post(world.CompletionsPath, tt.body, header...); a.Status != 200 {
+				t.Fatalf("got status %d: %s", a.Status, a.Body)
 			}
 			synctest.Wait()
-			e := w.of(id)
+			e := explanationOf(w, id)
 			if e.Turn != tt.turn || len(e.Conversation) != 16 || strings.Contains(e.Conversation, "s-") {
 				t.Errorf("request %d: got turn %d of %q, want turn %d", i, e.Turn, e.Conversation, tt.turn)
 			}

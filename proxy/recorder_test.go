@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/recording"
 )
 
@@ -23,15 +25,15 @@ func testRecorder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, options: func(d *Options) { d.Recorder = rec }})
+	w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}, Options: func(d *proxy.Options) { d.Recorder = rec }})
 	for _, body := range []string{
 		`{"model":"m","prompt":"a secret of sixteen and more","max_tokens":3}`,
 		`{"model":"m","prompt":"a secret of sixteen and else","max_tokens":3,"session_id":"s-1"}`,
 		`{"model":"m","prompt":[1,2,3,4,5,6],"max_tokens":3}`,
 		`{"model":"m","prompt":[1,2,3,4,5],"max_tokens":3}`,
 	} {
-		if got := w.post("/v1/completions", body); got.status != 200 {
-			t.Fatalf("got status %d", got.status)
+		if got := w.Post("/v1/completions", body); got.Status != 200 {
+			t.Fatalf("got status %d", got.Status)
 		}
 	}
 	synctest.Wait()
@@ -97,9 +99,9 @@ func testRecorderOfSeveral(t *testing.T) {
 	time.Sleep(time.Second)
 	for n, one := range append(forwarders, forwarders[0]) {
 		away = n == 2
-		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, options: func(d *Options) { d.Recorder = one }})
-		if got := w.post("/v1/completions", body); got.status != 200 {
-			t.Fatalf("got status %d", got.status)
+		w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}, Options: func(d *proxy.Options) { d.Recorder = one }})
+		if got := w.Post("/v1/completions", body); got.Status != 200 {
+			t.Fatalf("got status %d", got.Status)
 		}
 		synctest.Wait()
 	}

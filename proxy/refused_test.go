@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -10,10 +10,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // exchangeUnended sends a head that announces a body, and no body. It returns all bytes
@@ -50,12 +52,12 @@ func TestAdminUnread(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, setup{})
+				w := newWorld(t, world.Setup{})
 				head := tt.head
 				if tt.status != 401 {
-					head += "\r\nAuthorization: Bearer " + adminToken
+					head += "\r\nAuthorization: Bearer " + world.AdminToken
 				}
-				text, took := exchangeUnended(t, w.admin, head)
+				text, took := exchangeUnended(t, w.Admin, head)
 				if took > tt.within || !strings.HasPrefix(text, fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
 					t.Errorf("after %v: %.200q", took, text)
 				}
@@ -68,7 +70,7 @@ func TestAdminUnread(t *testing.T) {
 // that no handler reads, with filters and without.
 func TestLongAnswerUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{options: func(d *Options) {
+		w := newWorld(t, world.Setup{Options: func(d *proxy.Options) {
 			d.Wrap = func(http.Handler) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Minute))
@@ -76,7 +78,7 @@ func TestLongAnswerUnread(t *testing.T) {
 				})
 			}
 		}})
-		text, took := exchangeUnended(t, w.public, "GET /v1/models HTTP/1.1")
+		text, took := exchangeUnended(t, w.Public, "GET /v1/models HTTP/1.1")
 		if took > 2*unreadWait || !strings.HasPrefix(text, "HTTP/1.1 200 ") {
 			t.Errorf("after %v: %.200q", took, text)
 		}
@@ -117,14 +119,14 @@ func TestConnectionAfterStoppedBody(t *testing.T) {
 		status     int
 	}{
 		{"public", "POST /v1/completions HTTP/1.1", false, 408},
-		{"admin", "POST /v1/engines HTTP/1.1\r\nAuthorization: Bearer " + adminToken, true, 400},
+		{"admin", "POST /v1/engines HTTP/1.1\r\nAuthorization: Bearer " + world.AdminToken, true, 400},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, setup{})
-				l := w.public
+				w := newWorld(t, world.Setup{})
+				l := w.Public
 				if tt.admin {
-					l = w.admin
+					l = w.Admin
 				}
 				conn, err := l.Dial()
 				if err != nil {

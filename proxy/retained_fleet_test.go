@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"testing"
@@ -7,9 +7,11 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // TestTurnOfAnotherProcess: one process of a fleet has the record of a turn's KV, and another
@@ -28,16 +30,16 @@ func TestTurnOfAnotherProcess(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", bidirectional: tt.bidirectional, serve: func(c *engineConn, _ int) {
-					c.send(streamHead)
-					c.chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
-					c.hold()
+				p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Bidirectional: tt.bidirectional, Serve: func(c *world.Conn, _ int) {
+					c.Send(world.StreamHead)
+					c.Chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
+					c.Hold()
 				}}
-				d := &fakeEngine{name: "d0", role: "decode", connector: "vllm-nixl"}
-				w := newWorld(t, setup{engines: []*fakeEngine{p, d}})
-				holder := engine.Target{Instance: w.registry.Snapshot().Instance("d0")}
+				d := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl"}
+				w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}})
+				holder := engine.Target{Instance: w.Registry.Snapshot().Instance("d0")}
 				prefill := targetNamed(tt.prefill)
-				if known := w.registry.Snapshot().Instance(tt.prefill); known != nil {
+				if known := w.Registry.Snapshot().Instance(tt.prefill); known != nil {
 					prefill.Instance = known
 				}
 				forget := connector.Cleanup{
@@ -52,10 +54,10 @@ func TestTurnOfAnotherProcess(t *testing.T) {
 					t.Fatal(err)
 				}
 				synctest.Wait()
-				if legs := p.seen(); len(legs) != tt.calls || tt.calls > 0 && legs[0].body != `{"prompt":[0]}` {
+				if legs := p.Seen(); len(legs) != tt.calls || tt.calls > 0 && legs[0].Body != `{"prompt":[0]}` {
 					t.Errorf("prefill got %+v", legs)
 				}
-				if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", tt.how); n != 1 {
+				if n := w.Metric("pdproxy_kv_cleanups_total", "vllm-nixl", tt.how); n != 1 {
 					t.Errorf("got %v counted clean-ups", n)
 				}
 				for n := range told.Forget {
@@ -73,4 +75,8 @@ func TestTurnOfAnotherProcess(t *testing.T) {
 			})
 		})
 	}
+}
+
+func targetNamed(name string) engine.Target {
+	return engine.Target{Instance: &engine.Instance{Spec: config.Engine{Name: name}}}
 }

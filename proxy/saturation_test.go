@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -9,22 +9,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
-
-// bySaturation configures a wait from two waiting requests on.
-func bySaturation(c *config.Config) {
-	c.Limits.SaturationQueueDepth, c.Limits.SaturationKVUsage = 2, 0.8
-	c.Limits.QueueTimeout, c.Limits.DeadlineHeader = config.Duration(20*time.Second), "X-Deadline"
-}
-
-// says sets the report of an engine, which stays valid.
-func (w *world) says(name string, running, waiting int32, usage float32) {
-	c := &w.registry.Snapshot().Instance(name).Load[0]
-	c.Report(load.Report{At: time.Now(), Every: time.Hour, Running: running, Waiting: waiting, Queued: -1, Usage: usage}, c.Mark())
-}
 
 // TestSaturation: a request waits while the engines of its model are saturated, and goes on when
 // they are not, when they do not report any more, and when they have died.
@@ -33,46 +21,46 @@ func TestSaturation(t *testing.T) {
 		name    string
 		waiting int32
 		usage   float32
-		relief  func(w *world)
+		relief  func(w *world.World)
 		status  int
 	}{
-		{"waiting requests", 2, 0, func(w *world) { w.says("e", 3, 1, 0) }, 200},
-		{"KV memory", 0, 0.8, func(w *world) { w.says("e", 3, 0, 0.79) }, 200},
-		{"restart of the engine", 9, 0, func(w *world) { w.registry.Snapshot().Instance("e").Load[0].Forget() }, 200},
-		{"the engine leaves", 9, 0, func(w *world) {
-			if err := w.registry.Apply(engine.SourceStatic, nil, 0); err != nil {
-				w.t.Error(err)
+		{"waiting requests", 2, 0, func(w *world.World) { w.Says("e", 3, 1, 0) }, 200},
+		{"KV memory", 0, 0.8, func(w *world.World) { w.Says("e", 3, 0, 0.79) }, 200},
+		{"restart of the engine", 9, 0, func(w *world.World) { w.Registry.Snapshot().Instance("e").Load[0].Forget() }, 200},
+		{"the engine leaves", 9, 0, func(w *world.World) {
+			if err := w.Registry.Apply(engine.SourceStatic, nil, 0); err != nil {
+				w.T.Error(err)
 			}
 		}, 404},
-		{"switched off", 9, 1, func(w *world) {
-			cfg := *w.cfg.Load()
+		{"switched off", 9, 1, func(w *world.World) {
+			cfg := *w.Config
 			cfg.Limits.SaturationQueueDepth, cfg.Limits.SaturationKVUsage = 0, 0
 			w.Reload(&cfg, nil)
 		}, 200},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-				w := newWorld(t, setup{engines: []*fakeEngine{e}, config: bySaturation})
-				w.says("e", 3, tt.waiting, tt.usage)
-				before := len(e.seen())
-				got := make(chan answer, 1)
-				go func() { got <- w.post(completionsPath, completions(false)) }()
+				e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+				w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: world.BySaturation})
+				w.Says("e", 3, tt.waiting, tt.usage)
+				before := len(e.Seen())
+				got := make(chan world.Answer, 1)
+				go func() { got <- w.Post(world.CompletionsPath, world.Completions(false)) }()
 				time.Sleep(5 * time.Second)
-				if n := w.metric("pdproxy_requests_waiting", "m", "saturated"); n != 1 {
+				if n := w.Metric("pdproxy_requests_waiting", "m", "saturated"); n != 1 {
 					t.Errorf("%v requests are shown as held, want 1", n)
 				}
-				if n := len(e.seen()) - before; n != 0 {
+				if n := len(e.Seen()) - before; n != 0 {
 					t.Errorf("the engine got %d requests", n)
 				}
 				tt.relief(w)
-				if a := <-got; a.status != tt.status && tt.status == 200 || a.status == 200 && tt.status != 200 {
-					t.Errorf("got %d %s", a.status, a.body)
+				if a := <-got; a.Status != tt.status && tt.status == 200 || a.Status == 200 && tt.status != 200 {
+					t.Errorf("got %d %s", a.Status, a.Body)
 				}
-				if n := w.metric("pdproxy_requests_waiting", "m", "saturated"); n != 0 {
+				if n := w.Metric("pdproxy_requests_waiting", "m", "saturated"); n != 0 {
 					t.Errorf("%v requests are shown as held after the end", n)
 				}
-				if notes := strings.Join(w.explained().Notes, "\n"); !strings.Contains(notes, "the engines of the model were saturated: the request waited for 5") {
+				if notes := strings.Join(w.Explained().Notes, "\n"); !strings.Contains(notes, "the engines of the model were saturated: the request waited for 5") {
 					t.Errorf("explain has the notes %q", notes)
 				}
 			})
@@ -84,18 +72,18 @@ func TestSaturation(t *testing.T) {
 // request does not run in an engine.
 func TestNotSaturated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-		f := &fakeEngine{name: "f", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-		w := newWorld(t, setup{engines: []*fakeEngine{e, f}, config: bySaturation})
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+		f := &world.Engine{Name: "f", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e, f}, Config: world.BySaturation})
 		for name, report := range map[string]func(){
 			"no report":          func() {},
-			"one of two reports": func() { w.says("e", 3, 3, 0) },
-			"mean":               func() { w.says("f", 3, 0, 0) },
+			"one of two reports": func() { w.Says("e", 3, 3, 0) },
+			"mean":               func() { w.Says("f", 3, 0, 0) },
 		} {
 			report()
 			began := time.Now()
-			if a := w.post(completionsPath, completions(false)); a.status != 200 || time.Since(began) >= time.Second {
-				t.Errorf("%s: %d after %v", name, a.status, time.Since(began))
+			if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 || time.Since(began) >= time.Second {
+				t.Errorf("%s: %d after %v", name, a.Status, time.Since(began))
 			}
 		}
 	})
@@ -112,21 +100,21 @@ func TestSaturatedRole(t *testing.T) {
 		{"p", 2, 0, 0, true}, {"d", 2, 0, 0, true}, {"d", 0, 0, 0.9, true}, {"p", 0, 0, 0.9, false}, {"p", 1, 1, 0, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			answer := func(c *engineConn, _ int) { c.json(200, nixlAnswer) }
-			w := newWorld(t, setup{config: bySaturation, engines: []*fakeEngine{
-				{name: "p", role: "prefill", connector: "vllm-nixl", serve: answer}, {name: "d", role: "decode", connector: "vllm-nixl", serve: answer},
+			answer := func(c *world.Conn, _ int) { c.JSON(200, world.NIXLAnswer) }
+			w := world.New(t, world.Setup{Config: world.BySaturation, Engines: []*world.Engine{
+				{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: answer}, {Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: answer},
 			}})
 			for _, name := range []string{"p", "d"} {
 				if name == tt.engine {
-					w.says(name, 3, tt.waiting, tt.usage)
+					w.Says(name, 3, tt.waiting, tt.usage)
 				} else {
-					w.says(name, 3, tt.other, 0)
+					w.Says(name, 3, tt.other, 0)
 				}
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			if a := ask(ctx, w.client, "POST", "http://proxy"+completionsPath, completions(false)); (a.err != nil) != tt.held {
-				t.Errorf("%+v: %d, %v", tt, a.status, a.err)
+			if a := world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(false)); (a.Err != nil) != tt.held {
+				t.Errorf("%+v: %d, %v", tt, a.Status, a.Err)
 			}
 		})
 	}
@@ -141,21 +129,21 @@ func TestSaturationSheds(t *testing.T) {
 		retry    string
 	}{{2500, "2000", "3"}, {20_500, "", "21"}} {
 		synctest.Test(t, func(t *testing.T) {
-			e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-			w := newWorld(t, setup{engines: []*fakeEngine{e}, config: bySaturation})
-			c := &w.registry.Snapshot().Instance("e").Load[0]
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: world.BySaturation})
+			c := &w.Registry.Snapshot().Instance("e").Load[0]
 			c.Prefill.Measure(1000, time.Second)
 			c.Report(load.Report{At: time.Now(), Every: time.Hour, Running: 3, Waiting: 4, Queued: tt.queued}, c.Mark())
 			began := time.Now()
-			a := w.post(completionsPath, completions(false), "X-Deadline", tt.deadline)
+			a := w.Post(world.CompletionsPath, world.Completions(false), "X-Deadline", tt.deadline)
 			var got struct{ Error struct{ Type, Code string } }
-			if err := json.Unmarshal([]byte(a.body), &got); err != nil || a.status != 503 || got.Error.Code != "saturated" || a.header.Get("Retry-After") != tt.retry || time.Since(began) != 0 {
-				t.Errorf("%d %v %s after %v", a.status, a.header, a.body, time.Since(began))
+			if err := json.Unmarshal([]byte(a.Body), &got); err != nil || a.Status != 503 || got.Error.Code != "saturated" || a.Header.Get("Retry-After") != tt.retry || time.Since(began) != 0 {
+				t.Errorf("%d %v %s after %v", a.Status, a.Header, a.Body, time.Since(began))
 			}
-			if n := w.metric("pdproxy_shed_total", "saturated"); n != 1 {
+			if n := w.Metric("pdproxy_shed_total", "saturated"); n != 1 {
 				t.Errorf("%v requests are counted as shed", n)
 			}
-			if notes := strings.Join(w.explained().Notes, "\n"); !strings.Contains(notes, "would have delayed the request by") {
+			if notes := strings.Join(w.Explained().Notes, "\n"); !strings.Contains(notes, "would have delayed the request by") {
 				t.Errorf("explain has the notes %q", notes)
 			}
 		})
@@ -165,21 +153,21 @@ func TestSaturationSheds(t *testing.T) {
 // TestSaturationRetry: a retry keeps its place, though the engines have become saturated.
 func TestSaturationRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var w *world
+		var w *world.World
 		var legs atomic.Int32
-		serve := func(c *engineConn, _ int) {
+		serve := func(c *world.Conn, _ int) {
 			if legs.Add(1) == 1 {
-				w.says("e", 3, 9, 1)
-				w.says("f", 3, 9, 1)
-				c.json(500, `{}`)
+				w.Says("e", 3, 9, 1)
+				w.Says("f", 3, 9, 1)
+				c.JSON(500, `{}`)
 				return
 			}
-			c.json(200, unary)
+			c.JSON(200, world.Unary)
 		}
-		w = newWorld(t, setup{engines: []*fakeEngine{{serve: serve}, {name: "f", serve: serve}}, config: bySaturation})
+		w = world.New(t, world.Setup{Engines: []*world.Engine{{Serve: serve}, {Name: "f", Serve: serve}}, Config: world.BySaturation})
 		began := time.Now()
-		if a := w.post(completionsPath, completions(false)); a.status != 200 || time.Since(began) >= 5*time.Second || legs.Load() != 2 {
-			t.Errorf("%d %s after %v and %d legs", a.status, a.body, time.Since(began), legs.Load())
+		if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 || time.Since(began) >= 5*time.Second || legs.Load() != 2 {
+			t.Errorf("%d %s after %v and %d legs", a.Status, a.Body, time.Since(began), legs.Load())
 		}
 	})
 }
@@ -187,21 +175,21 @@ func TestSaturationRetry(t *testing.T) {
 // TestSaturatedClientLeaves: nothing is left of a held request whose client has left.
 func TestSaturatedClientLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}, config: bySaturation})
-		w.says("e", 3, 9, 0)
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: world.BySaturation})
+		w.Says("e", 3, 9, 0)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if a := ask(ctx, w.client, "POST", "http://proxy"+completionsPath, completions(false)); a.err == nil {
-			t.Errorf("the client that left got %d", a.status)
+		if a := world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(false)); a.Err == nil {
+			t.Errorf("the client that left got %d", a.Status)
 		}
 		synctest.Wait()
-		if n := w.metric("pdproxy_requests_waiting", "m", "saturated"); n != 0 {
+		if n := w.Metric("pdproxy_requests_waiting", "m", "saturated"); n != 0 {
 			t.Errorf("%v requests are shown as held", n)
 		}
-		w.says("e", 3, 0, 0)
-		if a := w.post(completionsPath, completions(false)); a.status != 200 {
-			t.Errorf("the next request: %d", a.status)
+		w.Says("e", 3, 0, 0)
+		if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 {
+			t.Errorf("the next request: %d", a.Status)
 		}
 	})
 }
@@ -214,36 +202,36 @@ func TestSaturationShedsHeld(t *testing.T) {
 		after    time.Duration // of the refusal
 	}{{"2000", 0}, {"4000", 1500 * time.Millisecond}} {
 		synctest.Test(t, func(t *testing.T) {
-			e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-			w := newWorld(t, setup{engines: []*fakeEngine{e}, config: bySaturation})
-			c := &w.registry.Snapshot().Instance("e").Load[0]
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: world.BySaturation})
+			c := &w.Registry.Snapshot().Instance("e").Load[0]
 			c.Prefill.Measure(1000, time.Second)
 			c.Placed(1000, time.Now())
 			c.Report(load.Report{At: time.Now(), Every: time.Hour, Running: 3, Waiting: 4, Queued: 500}, c.Mark())
-			first := make(chan answer, 2)
+			first := make(chan world.Answer, 2)
 			for range cap(first) {
-				go func() { first <- w.post(completionsPath, completions(false)) }()
+				go func() { first <- w.Post(world.CompletionsPath, world.Completions(false)) }()
 			}
 			synctest.Wait()
 			began := time.Now()
-			a := w.post(completionsPath, completions(false), "X-Deadline", tt.deadline)
+			a := w.Post(world.CompletionsPath, world.Completions(false), "X-Deadline", tt.deadline)
 			took := time.Since(began)
-			if a.status != 503 || !strings.Contains(a.body, `"code":"saturated"`) || a.header.Get("Retry-After") != "3" || took < tt.after || took > tt.after+100*time.Millisecond {
-				t.Errorf("%d %v %s after %v, want the refusal after %v", a.status, a.header, a.body, took, tt.after)
+			if a.Status != 503 || !strings.Contains(a.Body, `"code":"saturated"`) || a.Header.Get("Retry-After") != "3" || took < tt.after || took > tt.after+100*time.Millisecond {
+				t.Errorf("%d %v %s after %v, want the refusal after %v", a.Status, a.Header, a.Body, took, tt.after)
 			}
-			if n := w.metric("pdproxy_shed_total", "saturated"); n != 1 {
+			if n := w.Metric("pdproxy_shed_total", "saturated"); n != 1 {
 				t.Errorf("%v requests are counted as shed", n)
 			}
-			if notes := strings.Join(w.explained().Notes, "\n"); !strings.Contains(notes, "the request waited for") || !strings.Contains(notes, "would have delayed the request by 2.5s") {
+			if notes := strings.Join(w.Explained().Notes, "\n"); !strings.Contains(notes, "the request waited for") || !strings.Contains(notes, "would have delayed the request by 2.5s") {
 				t.Errorf("explain has the notes %q", notes)
 			}
-			w.says("e", 3, 0, 0)
+			w.Says("e", 3, 0, 0)
 			for range cap(first) {
-				if a := <-first; a.status != 200 {
-					t.Errorf("a held request got %d %s", a.status, a.body)
+				if a := <-first; a.Status != 200 {
+					t.Errorf("a held request got %d %s", a.Status, a.Body)
 				}
 			}
-			w.nothingHeld()
+			nothingHeld(w)
 		})
 	}
 }
@@ -252,30 +240,30 @@ func TestSaturationShedsHeld(t *testing.T) {
 // show before that it comes too late.
 func TestSaturatedDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}, config: bySaturation})
-		w.says("e", 3, 9, 0)
-		before := len(e.seen())
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: world.BySaturation})
+		w.Says("e", 3, 9, 0)
+		before := len(e.Seen())
 		began := time.Now()
-		a := w.post(completionsPath, completions(false), "X-Deadline", "1000")
-		if took := time.Since(began); a.status != 503 || !strings.Contains(a.body, `"code":"deadline_exceeded"`) || a.header.Get("Retry-After") == "" || took != time.Second {
-			t.Errorf("%d %v %s after %v", a.status, a.header, a.body, took)
+		a := w.Post(world.CompletionsPath, world.Completions(false), "X-Deadline", "1000")
+		if took := time.Since(began); a.Status != 503 || !strings.Contains(a.Body, `"code":"deadline_exceeded"`) || a.Header.Get("Retry-After") == "" || took != time.Second {
+			t.Errorf("%d %v %s after %v", a.Status, a.Header, a.Body, took)
 		}
-		if n := len(e.seen()) - before; n != 0 {
+		if n := len(e.Seen()) - before; n != 0 {
 			t.Errorf("the engine got %d requests", n)
 		}
-		w.nothingHeld()
+		nothingHeld(w)
 	})
 }
 
 // nothingHeld checks that no request waits, and that the next one is served.
-func (w *world) nothingHeld() {
-	w.t.Helper()
-	if n := w.metric("pdproxy_requests_waiting", "m", "saturated"); n != 0 {
-		w.t.Errorf("%v requests are shown as held", n)
+func nothingHeld(w *world.World) {
+	w.T.Helper()
+	if n := w.Metric("pdproxy_requests_waiting", "m", "saturated"); n != 0 {
+		w.T.Errorf("%v requests are shown as held", n)
 	}
-	w.says("e", 3, 0, 0)
-	if a := w.post(completionsPath, completions(false)); a.status != 200 {
-		w.t.Errorf("the next request: %d %s", a.status, a.body)
+	w.Says("e", 3, 0, 0)
+	if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 {
+		w.T.Errorf("the next request: %d %s", a.Status, a.Body)
 	}
 }

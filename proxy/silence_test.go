@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -10,14 +10,12 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // detectTime is the maximum time after which a proxy with the configuration of a
 // stopWorld knows that an engine does not respond.
 const detectTime = 100*time.Millisecond + 3*200*time.Millisecond + 2*50*time.Millisecond
-
-// namedAnswer is an answer of prefill whose parameters contain the id of the request.
-var namedAnswer = strings.Replace(nixlAnswer, `"remote_port"`, `"remote_request_id":"r","remote_port"`, 1)
 
 // retryTime is the maximum time between the detection and the answer to the next leg.
 const retryTime = 120 * time.Millisecond
@@ -25,7 +23,7 @@ const retryTime = 120 * time.Millisecond
 // stopWorld is a world with two engines of each role. The first engine of the role phase
 // that gets a leg stops.
 type stopWorld struct {
-	*world
+	*world.World
 	connector string
 	phase     string // the role
 	answer    string // of prefill
@@ -34,68 +32,68 @@ type stopWorld struct {
 	alone     bool   // there is one engine of each role
 
 	mu      sync.Mutex
-	halted  *fakeEngine   // guarded by mu
-	at      time.Time     // guarded by mu; time of the stop
-	proceed func()        // guarded by mu
-	freed   []time.Time   // guarded by mu; times of the clean-up calls
-	engines []*fakeEngine // prefill, prefill, decode, decode
+	halted  *world.Engine   // guarded by mu
+	at      time.Time       // guarded by mu; time of the stop
+	proceed func()          // guarded by mu
+	freed   []time.Time     // guarded by mu; times of the clean-up calls
+	engines []*world.Engine // prefill, prefill, decode, decode
 }
 
 // halt stops e if it is the first of the phase.
-func (h *stopWorld) halt(e *fakeEngine) {
+func (h *stopWorld) halt(e *world.Engine) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.halted == nil && e.role == h.phase {
-		h.halted, h.at, h.proceed = e, time.Now(), sync.OnceFunc(e.stop())
+	if h.halted == nil && e.Role == h.phase {
+		h.halted, h.at, h.proceed = e, time.Now(), sync.OnceFunc(e.Stop())
 	}
 }
 
 // serve is the behaviour of each engine for a leg.
-func (h *stopWorld) serve(c *engineConn, _ int) {
-	e := c.e
-	if c.leg.path == "/abort_request" || strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
-		<-e.stopped()
+func (h *stopWorld) serve(c *world.Conn, _ int) {
+	e := c.E
+	if c.Leg.Path == "/abort_request" || strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
+		<-e.Stopped()
 		h.mu.Lock()
 		h.freed = append(h.freed, time.Now())
 		h.mu.Unlock()
-		c.json(200, "{}")
+		c.JSON(200, "{}")
 		return
 	}
 	if !h.late {
 		h.halt(e)
 	}
 	if h.begun {
-		c.send(streamHead)
-		c.chunks("data: " + doneAnswer + "\n\n")
-		<-e.stopped()
-		c.chunks("data: "+doneAnswer+"\n\n", "data: [DONE]\n\n")
-		c.send("0\r\n\r\n")
+		c.Send(world.StreamHead)
+		c.Chunks("data: " + world.DoneAnswer + "\n\n")
+		<-e.Stopped()
+		c.Chunks("data: "+world.DoneAnswer+"\n\n", "data: [DONE]\n\n")
+		c.Send("0\r\n\r\n")
 		return
 	}
-	<-e.stopped()
-	if e.role == "prefill" {
-		c.json(200, strings.Replace(h.answer, "p.test", e.name+".test", 1))
+	<-e.Stopped()
+	if e.Role == "prefill" {
+		c.JSON(200, strings.Replace(h.answer, "p.test", e.Name+".test", 1))
 		if h.late {
 			h.halt(e)
 		}
 		return
 	}
 	time.Sleep(10 * time.Millisecond) // until prefill has received its leg and has answered
-	h.fetch(c.leg)
-	if strings.Contains(c.leg.body, `"stream":true`) {
-		c.stream("data: "+doneAnswer+"\n\n", "data: [DONE]\n\n")
+	h.fetch(c.Leg)
+	if strings.Contains(c.Leg.Body, `"stream":true`) {
+		c.Stream("data: "+world.DoneAnswer+"\n\n", "data: [DONE]\n\n")
 		return
 	}
-	c.json(200, doneAnswer)
+	c.JSON(200, world.DoneAnswer)
 }
 
 // fetch reads the KV of prefill's leg during decode's leg. It waits for that leg.
-func (h *stopWorld) fetch(decode seenLeg) {
-	id := decode.header.Get("X-Request-Id")
+func (h *stopWorld) fetch(decode world.Leg) {
+	id := decode.Header.Get("X-Request-Id")
 	for _, p := range h.engines {
-		for _, leg := range p.seen() {
-			if p.role == "prefill" && (id != "" && leg.header.Get("X-Request-Id") == id || p.holds(decode)) {
-				<-p.stopped()
+		for _, leg := range p.Seen() {
+			if p.Role == "prefill" && (id != "" && leg.Header.Get("X-Request-Id") == id || holds(p, decode)) {
+				<-p.Stopped()
 			}
 		}
 	}
@@ -111,10 +109,10 @@ func newStopWorld(t *testing.T, h *stopWorld, edit func(*config.Config)) {
 			if h.alone && n == "1" {
 				continue
 			}
-			h.engines = append(h.engines, &fakeEngine{name: role[:1] + n, role: role, connector: h.connector, serve: h.serve})
+			h.engines = append(h.engines, &world.Engine{Name: role[:1] + n, Role: role, Connector: h.connector, Serve: h.serve})
 		}
 	}
-	h.world = newWorld(t, setup{engines: h.engines, config: func(c *config.Config) {
+	h.World = world.New(t, world.Setup{Engines: h.engines, Config: func(c *config.Config) {
 		c.Health = config.Health{
 			Interval: config.Duration(100 * time.Millisecond), Timeout: config.Duration(200 * time.Millisecond),
 			SuspectInterval: config.Duration(50 * time.Millisecond), UnhealthyAfter: 3, HealthyAfter: 1,
@@ -136,8 +134,8 @@ func (h *stopWorld) calls() []time.Time {
 
 // request sends a request. It returns the client's answer, and the time between the
 // engine's stop and the answer.
-func (h *stopWorld) request(stream bool) (answer, time.Duration) {
-	a := h.post(completionsPath, completions(stream))
+func (h *stopWorld) request(stream bool) (world.Answer, time.Duration) {
+	a := h.Post(world.CompletionsPath, world.Completions(stream))
 	took := time.Since(h.stoppedAt())
 	synctest.Wait() // the journal contains the exchange
 	return a, took
@@ -168,14 +166,14 @@ func TestSilentEngineIsLeft(t *testing.T) {
 		freed                    int  // clean-up calls at the end
 		back                     bool // the clean-up calls arrive after the engine has resumed
 	}{
-		{"vllm-nixl", "prefill", namedAnswer, 1, true},
-		{"vllm-nixl", "decode", namedAnswer, 1, true},
+		{"vllm-nixl", "prefill", world.NamedAnswer, 1, true},
+		{"vllm-nixl", "decode", world.NamedAnswer, 1, true},
 		{"vllm-moriio", "prefill", `{"kv_transfer_params":{}}`, 0, false}, // prefill writes the KV for which decode waits
 		{"vllm-moriio", "decode", `{"kv_transfer_params":{}}`, 0, false},
-		{"sglang", "prefill", doneAnswer, 2, false}, // the call to decode arrives at once
-		{"sglang", "decode", doneAnswer, 1, true},
-		{"trtllm", "prefill", trtAnswer, 0, false},
-		{"trtllm", "decode", trtAnswer, 0, false},
+		{"sglang", "prefill", world.DoneAnswer, 2, false}, // the call to decode arrives at once
+		{"sglang", "decode", world.DoneAnswer, 1, true},
+		{"trtllm", "prefill", world.TRTAnswer, 0, false},
+		{"trtllm", "decode", world.TRTAnswer, 0, false},
 		{"none", "both", "", 0, false},
 	} {
 		for _, stream := range []string{"stream", "whole"} {
@@ -184,25 +182,25 @@ func TestSilentEngineIsLeft(t *testing.T) {
 					h := &stopWorld{connector: tt.connector, phase: tt.phase, answer: tt.answer}
 					newStopWorld(t, h, nil)
 					a, took := h.request(stream == "stream")
-					if a.status != 200 || a.err != nil || !strings.Contains(a.body, `"x"`) {
-						t.Fatalf("got status %d, error %v: %s", a.status, a.err, a.body)
+					if a.Status != 200 || a.Err != nil || !strings.Contains(a.Body, `"x"`) {
+						t.Fatalf("got status %d, error %v: %s", a.Status, a.Err, a.Body)
 					}
 					if took > detectTime+retryTime {
 						t.Errorf("answered %v after the engine had stopped, want less", took)
 					}
 					h.mu.Lock()
-					name := h.halted.name
+					name := h.halted.Name
 					h.mu.Unlock()
 					silent := 0
-					for _, l := range h.explained().Legs {
+					for _, l := range h.Explained().Legs {
 						if l.Engine == name && l.Error == "silent" {
 							silent++
 						}
 					}
-					if silent != 1 || h.metric("pdproxy_leg_errors_total", name, "silent") != 1 {
-						t.Errorf("got %d unresponsive legs: %+v", silent, h.explained().Legs)
+					if silent != 1 || h.Metric("pdproxy_leg_errors_total", name, "silent") != 1 {
+						t.Errorf("got %d unresponsive legs: %+v", silent, h.Explained().Legs)
 					}
-					if f := h.registry.Snapshot().Instance(name).Breaker.Failures(); f != 0 {
+					if f := h.Registry.Snapshot().Instance(name).Breaker.Failures(); f != 0 {
 						t.Errorf("got %d failures of an engine whose stop the probes have detected", f)
 					}
 					time.Sleep(10 * time.Second)
@@ -237,11 +235,11 @@ func TestSilentEngineIsWaitedFor(t *testing.T) {
 		for _, phase := range []string{"prefill", "decode"} {
 			t.Run(name+" "+phase, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					h := &stopWorld{connector: "vllm-nixl", phase: phase, answer: namedAnswer, alone: tt.alone}
+					h := &stopWorld{connector: "vllm-nixl", phase: phase, answer: world.NamedAnswer, alone: tt.alone}
 					newStopWorld(t, h, func(c *config.Config) { c.Retry = tt.retry })
 					time.AfterFunc(20*time.Second, h.resume)
-					if a, took := h.request(true); a.status != 200 || took.Round(time.Second) != 20*time.Second {
-						t.Errorf("got status %d after %v: %s", a.status, took, a.body)
+					if a, took := h.request(true); a.Status != 200 || took.Round(time.Second) != 20*time.Second {
+						t.Errorf("got status %d after %v: %s", a.Status, took, a.Body)
 					}
 				})
 			})
@@ -255,11 +253,11 @@ func TestSilentEngineIsWaitedFor(t *testing.T) {
 func TestSilentDecodeOutlivesItsKV(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: namedAnswer, alone: true}
+			h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: world.NamedAnswer, alone: true}
 			newStopWorld(t, h, nil)
 			time.AfterFunc(40*time.Second, h.resume)
-			if a, took := h.request(stream); a.status != 504 || took < 22*time.Second || took > 24*time.Second {
-				t.Errorf("got status %d after %v: %s", a.status, took, a.body)
+			if a, took := h.request(stream); a.Status != 504 || took < 22*time.Second || took > 24*time.Second {
+				t.Errorf("got status %d after %v: %s", a.Status, took, a.Body)
 			}
 			time.Sleep(time.Minute) // the engine has resumed, and its leg was cancelled
 		})
@@ -278,15 +276,15 @@ func TestBlocksOfASilentDecode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: namedAnswer}
+				h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: world.NamedAnswer}
 				newStopWorld(t, h, func(c *config.Config) {
 					c.Retry.Attempts = 1
 					c.Timeouts.Transfer, c.Timeouts.Handshake = config.Duration(tt.transfer), config.Duration(time.Millisecond)
 				})
 				ctx, leave := context.WithTimeout(t.Context(), tt.leaves)
 				defer leave()
-				if a := ask(ctx, h.client, "POST", "http://proxy"+completionsPath, completions(true)); a.status == 200 {
-					t.Fatalf("the stopped engine answered: %s", a.body)
+				if a := world.Ask(ctx, h.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(true)); a.Status == 200 {
+					t.Fatalf("the stopped engine answered: %s", a.Body)
 				}
 				time.Sleep(12 * time.Second)
 				if calls := h.calls(); len(calls) > 0 {
@@ -303,16 +301,16 @@ func TestBlocksOfASilentDecode(t *testing.T) {
 	}
 	t.Run("the engine ends", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: namedAnswer}
+			h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: world.NamedAnswer}
 			newStopWorld(t, h, func(c *config.Config) { c.Retry.Attempts = 1 })
 			ctx, leave := context.WithTimeout(t.Context(), 8*time.Second)
 			defer leave()
-			ask(ctx, h.client, "POST", "http://proxy"+completionsPath, completions(true))
+			world.Ask(ctx, h.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(true))
 			time.Sleep(5 * time.Second)
 			if calls := h.calls(); len(calls) > 0 {
 				t.Errorf("got a clean-up while the engine may resume")
 			}
-			h.halted.end()
+			h.halted.End()
 			time.Sleep(5 * time.Second)
 			if calls := h.calls(); len(calls) != 1 {
 				t.Errorf("got %d clean-ups after the engine had ended, want 1", len(calls))
@@ -327,20 +325,20 @@ func TestBlocksOfASilentDecode(t *testing.T) {
 func TestSilentSourceIsLeft(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			h := &stopWorld{connector: "vllm-nixl", phase: "prefill", answer: namedAnswer, late: true}
+			h := &stopWorld{connector: "vllm-nixl", phase: "prefill", answer: world.NamedAnswer, late: true}
 			newStopWorld(t, h, nil)
 			time.AfterFunc(20*time.Second, h.resume)
 			a, took := h.request(stream)
-			if a.status != 200 {
-				t.Fatalf("got status %d: %s", a.status, a.body)
+			if a.Status != 200 {
+				t.Fatalf("got status %d: %s", a.Status, a.Body)
 			}
 			switch {
 			case !stream && took.Round(time.Second) != 20*time.Second:
 				t.Errorf("whole answer after %v", took)
 			case stream && took > detectTime+retryTime:
 				t.Errorf("stream after %v", took)
-			case stream && (h.metric("pdproxy_leg_errors_total", "decode", "kv_silent") != 1 || h.metric("pdproxy_retries_total", "decode", "kv_silent") != 1):
-				t.Errorf("legs %+v", h.explained().Legs)
+			case stream && (h.Metric("pdproxy_leg_errors_total", "decode", "kv_silent") != 1 || h.Metric("pdproxy_retries_total", "decode", "kv_silent") != 1):
+				t.Errorf("legs %+v", h.Explained().Legs)
 			}
 			if len(h.calls()) > 0 {
 				t.Error("clean-ups before the engine resumed")
@@ -361,8 +359,8 @@ func TestBegunStreamIsNotLeft(t *testing.T) {
 		newStopWorld(t, h, nil)
 		time.AfterFunc(20*time.Second, h.resume)
 		a, took := h.request(true)
-		if a.status != 200 || a.err != nil || strings.Count(a.body, `"x"`) != 2 || took.Round(time.Second) != 20*time.Second {
-			t.Errorf("got status %d after %v: %s", a.status, took, a.body)
+		if a.Status != 200 || a.Err != nil || strings.Count(a.Body, `"x"`) != 2 || took.Round(time.Second) != 20*time.Second {
+			t.Errorf("got status %d after %v: %s", a.Status, took, a.Body)
 		}
 	})
 }
@@ -372,27 +370,27 @@ func TestBegunStreamIsNotLeft(t *testing.T) {
 // and frees the blocks that the late answer names.
 func TestLateAnswerIsHeardBesideTheRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hang := func(after time.Duration) func(*engineConn, int) {
-			return func(c *engineConn, n int) {
+		hang := func(after time.Duration) func(*world.Conn, int) {
+			return func(c *world.Conn, n int) {
 				time.Sleep(after)
-				prefillAnswers(c, n)
+				world.PrefillAnswers(c, n)
 			}
 		}
-		engines := []*fakeEngine{
-			{name: "p0", role: "prefill", connector: "vllm-nixl", serve: hang(2500 * time.Millisecond)},
-			{name: "d0", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, doneAnswer) }},
+		engines := []*world.Engine{
+			{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: hang(2500 * time.Millisecond)},
+			{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) }},
 		}
-		w := newWorld(t, setup{engines: engines, config: func(c *config.Config) {
+		w := world.New(t, world.Setup{Engines: engines, Config: func(c *config.Config) {
 			c.Timeouts.Prefill, c.Retry.Attempts = config.Duration(time.Second), 3
 		}})
 		begin := time.Now()
-		a := w.post(completionsPath, completions(false))
-		if took := time.Since(begin); a.status != 504 || took != 3*time.Second {
-			t.Errorf("got status %d after %v, want 504 after three attempts of 1s: %s", a.status, took, a.body)
+		a := w.Post(world.CompletionsPath, world.Completions(false))
+		if took := time.Since(begin); a.Status != 504 || took != 3*time.Second {
+			t.Errorf("got status %d after %v, want 504 after three attempts of 1s: %s", a.Status, took, a.Body)
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != 3 {
+		if n := w.Metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != 3 {
 			t.Errorf("got the blocks of %v late answers freed, want 3", n)
 		}
 	})

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/edge"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // The proxy closes the connection of an HTTP/1.1 client that does not read its answer,
@@ -37,17 +38,17 @@ func TestUnreadAnswers(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o := setup{config: func(c *config.Config) { c.Server.WriteTimeout = config.Duration(limit) }}
+				o := world.Setup{Config: func(c *config.Config) { c.Server.WriteTimeout = config.Duration(limit) }}
 				if tt.tls {
 					var err error
-					if o.certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
+					if o.Certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
 						t.Fatal(err)
 					}
 				}
 				w := newWorld(t, o)
-				dial := w.public.Dial
+				dial := w.Public.Dial
 				if tt.admin {
-					dial = w.admin.Dial
+					dial = w.Admin.Dial
 				}
 				pipe, err := dial()
 				if err != nil {
@@ -88,8 +89,8 @@ func TestUnreadStreams(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const limit = 10 * time.Second
-				w := newWorld(t, setup{config: func(c *config.Config) { c.Server.WriteTimeout = config.Duration(limit) }})
-				c, err := w.public.Dial()
+				w := newWorld(t, world.Setup{Config: func(c *config.Config) { c.Server.WriteTimeout = config.Duration(limit) }})
+				c, err := w.Public.Dial()
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -127,15 +128,15 @@ func TestUnreadStreams(t *testing.T) {
 // A slowly read answer leaves no deadline behind for the next answer on its connection.
 func TestWriteLimitIsOfOneAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.stream(eventA, done) }}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}})
-		w.post(completionsPath, completions(true))
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.Stream(world.EventA, world.Done) }}
+		w := newWorld(t, world.Setup{Engines: []*world.Engine{e}})
+		w.Post(world.CompletionsPath, world.Completions(true))
 		time.Sleep(100 * time.Second) // longer than any limit of a write, shorter than idle_timeout
-		if a := w.get("/version"); a.status != 200 || a.err != nil {
+		if a := w.Get("/version"); a.Status != 200 || a.Err != nil {
 			t.Errorf("got %+v", a)
 		}
-		w.prom.MustRegister(w.front)
-		if n := w.metric("pdproxy_connections_open", "tcp"); n != 1 {
+		w.Prometheus.MustRegister(w.Front)
+		if n := w.Metric("pdproxy_connections_open", "tcp"); n != 1 {
 			t.Errorf("got %v open connections, want both requests on one connection", n)
 		}
 	})

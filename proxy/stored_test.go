@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"fmt"
@@ -9,46 +9,27 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
-
-// holding answers for an engine that stores the response of one id.
-func holding(id string) func(c *engineConn, nth int) {
-	return func(c *engineConn, _ int) {
-		switch path := c.leg.path; {
-		case path == "/v1/responses":
-			c.json(200, `{"id":"new","object":"response","output":[]}`)
-		case !strings.HasPrefix(path, "/v1/responses/"+id):
-			c.json(404, `{"error":{"message":"not found"}}`)
-		case strings.HasSuffix(path, "/cancel"):
-			c.json(404, `{"detail":"Not Found"}`) // as TensorRT-LLM, which has no such route
-		case c.leg.method == "DELETE":
-			c.json(200, `{"id":"`+id+`","object":"response","deleted":true}`)
-		case c.leg.query != "":
-			c.stream("event: response.created\ndata: {}\n\n", "event: response.completed\ndata: {\"q\":\""+c.leg.query+"\"}\n\n")
-		default:
-			c.json(200, `{"id":"`+id+`","output":[],"kv_transfer_params":{"remote_host":"p"}}`)
-		}
-	}
-}
 
 // TestStoredResponses: the engine that holds a response answers; a response that no engine
 // holds is unknown; the key of each engine, and not that of the client, is sent.
 func TestStoredResponses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		engines := []*fakeEngine{
-			{name: "p", role: "prefill", connector: "vllm-nixl", serve: holding("resp_p")},
-			{name: "a", role: "decode", connector: "vllm-nixl", serve: holding("resp_a"), key: "ka"},
-			{name: "b", role: "decode", connector: "vllm-nixl", serve: holding("resp_b")},
-			{name: "s", connector: "sglang", models: "other", serve: holding("resp_s")},
+		engines := []*world.Engine{
+			{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: world.Holding("resp_p")},
+			{Name: "a", Role: "decode", Connector: "vllm-nixl", Serve: world.Holding("resp_a"), Key: "ka"},
+			{Name: "b", Role: "decode", Connector: "vllm-nixl", Serve: world.Holding("resp_b")},
+			{Name: "s", Connector: "sglang", Models: "other", Serve: world.Holding("resp_s")},
 		}
-		w := newWorld(t, setup{engines: engines, keys: keyLine("n", "k")})
+		w := world.New(t, world.Setup{Engines: engines, Keys: world.KeyLine("n", "k")})
 		call := func(method, path string) string {
 			t.Helper()
-			a := ask(t.Context(), w.client, method, "http://proxy/v1/responses/"+path, "", "Authorization", "Bearer k")
-			if a.header.Get("X-Request-Id") == "" {
+			a := world.Ask(t.Context(), w.Client, method, "http://proxy/v1/responses/"+path, "", "Authorization", "Bearer k")
+			if a.Header.Get("X-Request-Id") == "" {
 				t.Errorf("%s: no request id", path)
 			}
-			return fmt.Sprint(a.status, " ", a.body)
+			return fmt.Sprint(a.Status, " ", a.Body)
 		}
 		for range 2 {
 			for _, tt := range []struct{ method, path, want string }{
@@ -65,25 +46,25 @@ func TestStoredResponses(t *testing.T) {
 				}
 			}
 		}
-		if n := len(engines[0].seen()) + len(engines[3].seen()); n != 0 {
+		if n := len(engines[0].Seen()) + len(engines[3].Seen()); n != 0 {
 			t.Errorf("engines that hold no responses received %d requests", n)
 		}
 		for _, e := range engines[1:3] {
-			for _, leg := range e.seen() {
-				if got, want := leg.header.Get("Authorization"), map[string]string{"a": "Bearer ka"}[e.name]; got != want || leg.header.Get("Content-Type") != "" {
-					t.Errorf("engine %s received the header %v", e.name, leg.header)
+			for _, leg := range e.Seen() {
+				if got, want := leg.Header.Get("Authorization"), map[string]string{"a": "Bearer ka"}[e.Name]; got != want || leg.Header.Get("Content-Type") != "" {
+					t.Errorf("engine %s received the header %v", e.Name, leg.Header)
 				}
 			}
 		}
-		if a := w.get("/v1/responses/resp_a"); a.status != 401 {
-			t.Errorf("without a key: got status %d", a.status)
+		if a := w.Get("/v1/responses/resp_a"); a.Status != 401 {
+			t.Errorf("without a key: got status %d", a.Status)
 		}
-		if got := ask(t.Context(), w.client, "POST", "http://proxy/v1/responses", `{"model":"m","input":"x","previous_response_id":"resp_b"}`, "Authorization", "Bearer k"); got.status != 200 {
-			t.Errorf("a later turn: got status %d: %s", got.status, got.body)
+		if got := world.Ask(t.Context(), w.Client, "POST", "http://proxy/v1/responses", `{"model":"m","input":"x","previous_response_id":"resp_b"}`, "Authorization", "Bearer k"); got.Status != 200 {
+			t.Errorf("a later turn: got status %d: %s", got.Status, got.Body)
 		}
-		legs := engines[2].seen()
-		if last := legs[len(legs)-1]; last.path != "/v1/responses" {
-			t.Errorf("the engine that holds the response received %s last", last.path)
+		legs := engines[2].Seen()
+		if last := legs[len(legs)-1]; last.Path != "/v1/responses" {
+			t.Errorf("the engine that holds the response received %s last", last.Path)
 		}
 	})
 }
@@ -93,18 +74,18 @@ func TestStoredResponses(t *testing.T) {
 func TestStoredResponseOfASilentEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var works atomic.Bool
-		broken := &fakeEngine{name: "a", serve: func(c *engineConn, nth int) {
+		broken := &world.Engine{Name: "a", Serve: func(c *world.Conn, nth int) {
 			switch {
 			case works.Load():
-				holding("resp_a")(c, nth)
+				world.Holding("resp_a")(c, nth)
 			case nth%2 == 0:
-				c.json(500, `{}`)
+				c.JSON(500, `{}`)
 			default:
-				c.hold()
+				c.Hold()
 			}
 		}}
-		w := newWorld(t, setup{engines: []*fakeEngine{broken, {name: "b", serve: holding("resp_b")}}, config: func(c *config.Config) { c.Limits.MaxExchanges = 1 }})
-		get := func(id string) int { return w.get("/v1/responses/" + id).status }
+		w := world.New(t, world.Setup{Engines: []*world.Engine{broken, {Name: "b", Serve: world.Holding("resp_b")}}, Config: func(c *config.Config) { c.Limits.MaxExchanges = 1 }})
+		get := func(id string) int { return w.Get("/v1/responses/" + id).Status }
 		for range 2 {
 			if got := get("resp_a"); got != 502 {
 				t.Errorf("got status %d", got)
@@ -123,70 +104,39 @@ func TestStoredResponseOfASilentEngine(t *testing.T) {
 	})
 }
 
-// TestWebSocketRefused: Codex falls back to POST at once only after 426.
-func TestWebSocketRefused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}})
-		for _, tt := range []struct {
-			method, path, upgrade string
-			status                int
-			code                  string
-		}{
-			{"GET", "/v1/responses", "websocket", 426, "upgrade_required"},
-			{"GET", "/v1/responses/", "WebSocket", 426, "upgrade_required"},
-			{"GET", "/v1/responses", "h2c", 405, "method_not_allowed"},
-			{"GET", "/v1/responses", "", 405, "method_not_allowed"},
-			{"PUT", "/v1/responses", "websocket", 405, "method_not_allowed"},
-			{"GET", "/v1/nothing", "websocket", 404, "not_found"},
-		} {
-			header := []string{"OpenAI-Beta", "responses_websockets=2026-02-06"}
-			if tt.upgrade != "" {
-				header = append(header, "Connection", "Upgrade", "Upgrade", tt.upgrade, "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version", "13")
-			}
-			a := ask(t.Context(), w.client, tt.method, "http://proxy"+tt.path, "", header...)
-			if a.status != tt.status || !strings.Contains(a.body, tt.code) || a.header.Get("X-Request-Id") == "" {
-				t.Errorf("%s %s, upgrade %q: got status %d, %v: %s", tt.method, tt.path, tt.upgrade, a.status, a.err, a.body)
-			}
-		}
-		if a := w.post(completionsPath, completions(false)); a.status != 200 {
-			t.Errorf("the next request: %+v", a)
-		}
-	})
-}
-
 // TestStoredResponsesOfATenant: a request about a stored response counts against the limits of the
 // tenant, and costs no tokens.
 func TestStoredResponsesOfATenant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		held := make(chan struct{})
-		e := &fakeEngine{serve: func(c *engineConn, nth int) {
-			if c.leg.query != "" {
+		e := &world.Engine{Serve: func(c *world.Conn, nth int) {
+			if c.Leg.Query != "" {
 				<-held
 			}
-			holding("resp_a")(c, nth)
+			world.Holding("resp_a")(c, nth)
 		}}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}, keys: tenantLine("a", "rpm=3 tpm=100") + tenantLine("b", "max=1")})
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Keys: world.TenantLine("a", "rpm=3 tpm=100") + world.TenantLine("b", "max=1")})
 		for n, want := range []struct {
 			path   string
 			status int
 		}{{"resp_a", 200}, {"resp_a", 200}, {"resp_unknown", 404}, {"resp_a", 429}, {"resp_unknown", 429}} {
-			r := w.getAs("a", "/v1/responses/"+want.path)
-			if r.status != want.status || r.header.Get("X-Ratelimit-Remaining-Requests") != fmt.Sprint(max(0, 2-n)) || r.header.Get("X-Ratelimit-Remaining-Tokens") != "100" {
-				t.Errorf("request %d: status %d, %v", n, r.status, r.header)
+			r := getAs(w, "a", "/v1/responses/"+want.path)
+			if r.Status != want.status || r.Header.Get("X-Ratelimit-Remaining-Requests") != fmt.Sprint(max(0, 2-n)) || r.Header.Get("X-Ratelimit-Remaining-Tokens") != "100" {
+				t.Errorf("request %d: status %d, %v", n, r.Status, r.Header)
 			}
 		}
 		first := make(chan int)
-		go func() { first <- w.getAs("b", "/v1/responses/resp_a?stream=true").status }()
+		go func() { first <- getAs(w, "b", "/v1/responses/resp_a?stream=true").Status }()
 		synctest.Wait()
-		if r := w.getAs("b", "/v1/responses/resp_a"); r.status != 429 || !strings.Contains(r.body, "tenant_limit") {
-			t.Errorf("beside a stream: got %d %s", r.status, r.body)
+		if r := getAs(w, "b", "/v1/responses/resp_a"); r.Status != 429 || !strings.Contains(r.Body, "tenant_limit") {
+			t.Errorf("beside a stream: got %d %s", r.Status, r.Body)
 		}
 		close(held)
 		if got := <-first; got != 200 {
 			t.Errorf("the stream: got status %d", got)
 		}
-		if r := w.getAs("b", "/v1/responses/resp_a"); r.status != 200 {
-			t.Errorf("after the stream: got %d %s", r.status, r.body)
+		if r := getAs(w, "b", "/v1/responses/resp_a"); r.Status != 200 {
+			t.Errorf("after the stream: got %d %s", r.Status, r.Body)
 		}
 	})
 }
@@ -195,8 +145,8 @@ func TestStoredResponsesOfATenant(t *testing.T) {
 // not use, also if another tenant has read the response before.
 func TestStoredResponsesOfAnotherModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		engines := []*fakeEngine{{name: "a", serve: holding("resp_a")}, {name: "b", models: "other", serve: holding("resp_b")}}
-		w := newWorld(t, setup{engines: engines, keys: tenantLine("all", "") + tenantLine("limited", "models=alias,away"), config: func(c *config.Config) {
+		engines := []*world.Engine{{Name: "a", Serve: world.Holding("resp_a")}, {Name: "b", Models: "other", Serve: world.Holding("resp_b")}}
+		w := world.New(t, world.Setup{Engines: engines, Keys: world.TenantLine("all", "") + world.TenantLine("limited", "models=alias,away"), Config: func(c *config.Config) {
 			c.Models = []config.Model{{Name: "alias", AliasOf: "other"}, {Name: "away", AliasOf: "missing", Fallback: []string{"remote:r"}}}
 			c.Remotes = []config.Remote{{Name: "r", URL: "https://r", Model: "m"}}
 		}})
@@ -205,12 +155,12 @@ func TestStoredResponsesOfAnotherModel(t *testing.T) {
 				name, id string
 				status   int
 			}{{"limited", "resp_a", 404}, {"limited", "resp_b", 200}, {"all", "resp_a", 200}, {"all", "resp_b", 200}} {
-				if r := w.getAs(tt.name, "/v1/responses/"+tt.id); r.status != tt.status {
-					t.Errorf("tenant %s: %s: got %d %s", tt.name, tt.id, r.status, r.body)
+				if r := getAs(w, tt.name, "/v1/responses/"+tt.id); r.Status != tt.status {
+					t.Errorf("tenant %s: %s: got %d %s", tt.name, tt.id, r.Status, r.Body)
 				}
 			}
-			if r := ask(t.Context(), w.client, "DELETE", "http://proxy/v1/responses/resp_a", "", "Authorization", "Bearer limited-key"); r.status != 404 {
-				t.Errorf("DELETE: got %d %s", r.status, r.body)
+			if r := world.Ask(t.Context(), w.Client, "DELETE", "http://proxy/v1/responses/resp_a", "", "Authorization", "Bearer limited-key"); r.Status != 404 {
+				t.Errorf("DELETE: got %d %s", r.Status, r.Body)
 			}
 		}
 	})

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"fmt"
@@ -7,19 +7,20 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // adapters is an engine with two adapters that stores one response of each, and one that names no
 // model.
-func adapters(c *engineConn, _ int) {
-	id, _ := strings.CutPrefix(strings.TrimSuffix(c.leg.path, "/cancel"), "/v1/responses/")
+func adapters(c *world.Conn, _ int) {
+	id, _ := strings.CutPrefix(strings.TrimSuffix(c.Leg.Path, "/cancel"), "/v1/responses/")
 	switch model, known := map[string]string{"resp_1": `"model":"one",`, "resp_2": `"model":"two",`, "resp_base": `"model":"base",`, "resp_none": "", "resp_odd": `"model":7,`}[id]; {
-	case !strings.HasPrefix(c.leg.path, "/v1/responses/"):
-		c.json(200, `{"id":"new","object":"response","output":[],"choices":[{"text":"x"}]}`)
+	case !strings.HasPrefix(c.Leg.Path, "/v1/responses/"):
+		c.JSON(200, `{"id":"new","object":"response","output":[],"choices":[{"text":"x"}]}`)
 	case !known:
-		c.json(404, `{"error":{"message":"not found"}}`)
+		c.JSON(404, `{"error":{"message":"not found"}}`)
 	default:
-		c.json(200, fmt.Sprintf(`{"id":%q,%s"output":[]}`, id, model))
+		c.JSON(200, fmt.Sprintf(`{"id":%q,%s"output":[]}`, id, model))
 	}
 }
 
@@ -27,10 +28,10 @@ func adapters(c *engineConn, _ int) {
 // other tenants nothing of DELETE, of cancel and of a continuation reaches the engine.
 func TestTenantStoredResponses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{models: "base,one,two", serve: adapters}
-		w := newWorld(t, setup{engines: []*fakeEngine{e},
-			keys:   tenantLine("one", "models=one") + tenantLine("two", "models=two") + tenantLine("alias", "models=chat") + tenantLine("all", "") + tenantLine("both", "models=one,two"),
-			config: func(c *config.Config) { c.Models = []config.Model{{Name: "chat", AliasOf: "two"}} }})
+		e := &world.Engine{Models: "base,one,two", Serve: adapters}
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e},
+			Keys:   world.TenantLine("one", "models=one") + world.TenantLine("two", "models=two") + world.TenantLine("alias", "models=chat") + world.TenantLine("all", "") + world.TenantLine("both", "models=one,two"),
+			Config: func(c *config.Config) { c.Models = []config.Model{{Name: "chat", AliasOf: "two"}} }})
 		for key, visible := range map[string]string{"one": "resp_1", "two": "resp_2", "alias": "resp_2", "both": "resp_1 resp_2", "all": "resp_1 resp_2 resp_base resp_none resp_odd"} {
 			model := map[string]string{"one": "one", "alias": "chat"}[key]
 			if model == "" {
@@ -39,7 +40,7 @@ func TestTenantStoredResponses(t *testing.T) {
 			for _, id := range strings.Fields("resp_1 resp_2 resp_base resp_none resp_odd") {
 				sees := strings.Contains(visible, id)
 				for _, method := range strings.Fields("GET DELETE POST continue stream") {
-					before := len(e.seen())
+					before := len(e.Seen())
 					path, body := "/v1/responses/"+id, ""
 					switch method {
 					case "POST":
@@ -49,12 +50,12 @@ func TestTenantStoredResponses(t *testing.T) {
 					case "stream":
 						method, path = "GET", path+"?stream=true"
 					}
-					a := ask(t.Context(), w.client, method, "http://proxy"+path, body, "Authorization", "Bearer "+key+"-key", "Content-Type", "application/json")
-					if sees && a.status != 200 || !sees && (a.status != 404 || !strings.Contains(a.body, "response_not_found")) {
-						t.Errorf("%s: %s %s %s: got %d %s", key, method, path, body, a.status, a.body)
+					a := world.Ask(t.Context(), w.Client, method, "http://proxy"+path, body, "Authorization", "Bearer "+key+"-key", "Content-Type", "application/json")
+					if sees && a.Status != 200 || !sees && (a.Status != 404 || !strings.Contains(a.Body, "response_not_found")) {
+						t.Errorf("%s: %s %s %s: got %d %s", key, method, path, body, a.Status, a.Body)
 					}
-					for _, leg := range e.seen()[before:] {
-						if !sees && (leg.method != "GET" || leg.query != "") {
+					for _, leg := range e.Seen()[before:] {
+						if !sees && (leg.Method != "GET" || leg.Query != "") {
 							t.Errorf("%s: %s %s reached the engine: %+v", key, method, path, leg)
 						}
 					}
@@ -63,9 +64,9 @@ func TestTenantStoredResponses(t *testing.T) {
 		}
 		for _, id := range []string{`"resp unknown"`, `"resp_unknown"`, `""`, `5`, `["resp_1"]`} {
 			for key, want := range map[string]int{"one": 404, "all": 200} {
-				a := w.post("/v1/responses", `{"model":"one","input":"x","previous_response_id":`+id+`}`, "Authorization", "Bearer "+key+"-key")
-				if a.status != want || want == 404 && !strings.Contains(a.body, `"param":"previous_response_id"`) {
-					t.Errorf("%s continues %s: got %d %s", key, id, a.status, a.body)
+				a := w.Post("/v1/responses", `{"model":"one","input":"x","previous_response_id":`+id+`}`, "Authorization", "Bearer "+key+"-key")
+				if a.Status != want || want == 404 && !strings.Contains(a.Body, `"param":"previous_response_id"`) {
+					t.Errorf("%s continues %s: got %d %s", key, id, a.Status, a.Body)
 				}
 			}
 		}
@@ -76,10 +77,10 @@ func TestTenantStoredResponses(t *testing.T) {
 // may not use.
 func TestTenantAdapters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{models: "base,one,two", serve: adapters}
+		e := &world.Engine{Models: "base,one,two", Serve: adapters}
 		trust := false
-		w := newWorld(t, setup{engines: []*fakeEngine{e}, keys: tenantLine("one", "models=base,one") + tenantLine("colon", "models=base,base:one") + tenantLine("all", ""),
-			config: func(c *config.Config) { c.Server.EngineRoutes = []string{"/generative_scoring"} }})
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Keys: world.TenantLine("one", "models=base,one") + world.TenantLine("colon", "models=base,base:one") + world.TenantLine("all", ""),
+			Config: func(c *config.Config) { c.Server.EngineRoutes = []string{"/generative_scoring"} }})
 		const lora = `"lora_request":{"lora_name":%q,"lora_int_id":1,"lora_path":"/w"}`
 		bodies := map[string]string{
 			"/v1/completions":      `{"model":"base","prompt":"x",%s}`,
@@ -93,20 +94,20 @@ func TestTenantAdapters(t *testing.T) {
 		}
 		check := func(key, path, body string, want int) {
 			t.Helper()
-			before := len(e.seen())
-			a := w.post(path, body, "Authorization", "Bearer "+key+"-key")
-			if a.status != want {
-				t.Errorf("trust %t: %s: %s %s: got %d %s, want %d", trust, key, path, body, a.status, a.body, want)
+			before := len(e.Seen())
+			a := w.Post(path, body, "Authorization", "Bearer "+key+"-key")
+			if a.Status != want {
+				t.Errorf("trust %t: %s: %s %s: got %d %s, want %d", trust, key, path, body, a.Status, a.Body, want)
 			}
-			if n := len(e.seen()) - before; n != 0 && want != 200 {
+			if n := len(e.Seen()) - before; n != 0 && want != 200 {
 				t.Errorf("%s: %s %s reached the engine", key, path, body)
 			}
 		}
 		for _, set := range []bool{false, true} {
 			trust = set
-			cfg := *w.cfg.Load()
+			cfg := *w.Config
 			cfg.Server.TrustEngineFields = trust
-			w.Reload(&cfg, w.keys.Load())
+			w.Reload(&cfg, w.Keys)
 			refused := map[bool]int{false: 400, true: 200}[trust]
 			for path, form := range bodies {
 				for member, want := range map[string]int{

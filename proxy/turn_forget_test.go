@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -11,59 +11,60 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // keeping is a world whose decode engine retains the KV of each turn.
 type keeping struct {
-	*world
+	*world.World
 	mu        sync.Mutex
-	forgotten []time.Time // times at which prefill was asked to make decode free a turn; guarded by mu
-	together  int         // decode answers after it has received this number of legs
-	pulls     bool        // prefill closes the connection of a leg that pulls the KV of an earlier turn
-	hangs     bool        // prefill does not answer such a leg before the proxy closes the connection
-	closed    time.Time   // when the proxy closed it; guarded by mu
-	late      bool        // prefill answers such a leg after timeouts.prefill
-	away      time.Time   // until then prefill makes decode free no KV
-	answering func()      // is called before decode answers; nil: nothing
-	holder    *fakeEngine // decode
+	forgotten []time.Time   // times at which prefill was asked to make decode free a turn; guarded by mu
+	together  int           // decode answers after it has received this number of legs
+	pulls     bool          // prefill closes the connection of a leg that pulls the KV of an earlier turn
+	hangs     bool          // prefill does not answer such a leg before the proxy closes the connection
+	closed    time.Time     // when the proxy closed it; guarded by mu
+	late      bool          // prefill answers such a leg after timeouts.prefill
+	away      time.Time     // until then prefill makes decode free no KV
+	answering func()        // is called before decode answers; nil: nothing
+	holder    *world.Engine // decode
 }
 
 func newKeeping(t *testing.T, together int) *keeping {
 	k := &keeping{together: together}
 	var legs sync.WaitGroup
 	legs.Add(together)
-	prefill := func(c *engineConn, _ int) {
+	prefill := func(c *world.Conn, _ int) {
 		switch {
-		case strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-forget"):
+		case strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-forget"):
 			if time.Now().Before(k.away) {
-				c.hangUp()
+				c.HangUp()
 				return
 			}
 			k.mu.Lock()
 			k.forgotten = append(k.forgotten, time.Now())
 			k.mu.Unlock()
-			c.send(streamHead)
-			c.chunks("data: {\"choices\":[{\"text\":\"x\"}]}\n\n")
-			c.hold()
-		case strings.Contains(c.leg.body, `"remote_engine_id":"d"`):
+			c.Send(world.StreamHead)
+			c.Chunks("data: {\"choices\":[{\"text\":\"x\"}]}\n\n")
+			c.Hold()
+		case strings.Contains(c.Leg.Body, `"remote_engine_id":"d"`):
 			k.pulls = true
 			switch {
 			case k.hangs:
-				c.hold()
+				c.Hold()
 				k.mu.Lock()
 				k.closed = time.Now()
 				k.mu.Unlock()
 			case k.late:
 				time.Sleep(time.Duration(config.Default().Timeouts.Prefill) + time.Second)
-				c.json(200, namedAnswer)
+				c.JSON(200, world.NamedAnswer)
 			default:
-				c.hangUp()
+				c.HangUp()
 			}
 		default:
-			c.json(200, namedAnswer)
+			c.JSON(200, world.NamedAnswer)
 		}
 	}
-	decode := func(c *engineConn, nth int) {
+	decode := func(c *world.Conn, nth int) {
 		if nth <= together {
 			legs.Done()
 			legs.Wait()
@@ -71,17 +72,17 @@ func newKeeping(t *testing.T, together int) *keeping {
 		if k.answering != nil {
 			k.answering()
 		}
-		if strings.Contains(c.leg.body, `"stream":true`) {
-			c.stream("event: response.output_text.delta\ndata: {\"delta\":\"x\"}\n\n",
+		if strings.Contains(c.Leg.Body, `"stream":true`) {
+			c.Stream("event: response.output_text.delta\ndata: {\"delta\":\"x\"}\n\n",
 				fmt.Sprintf("event: response.completed\ndata: {\"response\":{\"output\":%q,%s}}\n\n", strings.Repeat("x", 2<<20), retainedKV))
 			return
 		}
 		k.decode(c, nth)
 	}
-	k.holder = &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: decode}
-	k.world = newWorld(t, setup{engines: []*fakeEngine{
-		{name: "p", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill}, k.holder,
-	}, config: func(c *config.Config) { c.Retry.Attempts, c.Health = 1, quickProbes }})
+	k.holder = &world.Engine{Name: "d", Role: "decode", Connector: "vllm-nixl", Bidirectional: true, Blocks: 16, Serve: decode}
+	k.World = world.New(t, world.Setup{Engines: []*world.Engine{
+		{Name: "p", Role: "prefill", Connector: "vllm-nixl", Bidirectional: true, Blocks: 16, Serve: prefill}, k.holder,
+	}, Config: func(c *config.Config) { c.Retry.Attempts, c.Health = 1, quickProbes }})
 	time.Sleep(time.Second) // the proxy has probed all engines
 	return k
 }
@@ -93,10 +94,10 @@ var quickProbes = config.Health{
 }
 
 // decode answers a leg, and retains the KV of its three tokens.
-func (*keeping) decode(c *engineConn, _ int) {
-	_, rest, _ := strings.Cut(c.leg.body, `"prompt":`)
+func (*keeping) decode(c *world.Conn, _ int) {
+	_, rest, _ := strings.Cut(c.Leg.Body, `"prompt":`)
 	prompt, _, _ := strings.Cut(rest, "]")
-	c.json(200, fmt.Sprintf(`{"choices":[{"text":"x","finish_reason":"length","prompt_token_ids":%s],"token_ids":[9]}],%s}`, prompt, retainedKV))
+	c.JSON(200, fmt.Sprintf(`{"choices":[{"text":"x","finish_reason":"length","prompt_token_ids":%s],"token_ids":[9]}],%s}`, prompt, retainedKV))
 }
 
 // retainedKV is the member of decode's answer that names the KV of a turn.
@@ -104,8 +105,8 @@ const retainedKV = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_pre
 	`"remote_engine_id":"d","remote_request_id":"r","remote_host":"d.test","remote_port":1}`
 
 // sendTurn sends one turn of a conversation.
-func (k *keeping) sendTurn(prompt string) answer {
-	return k.post(completionsPath, fmt.Sprintf(`{"model":"m","session_id":"c","prompt":%s,"max_tokens":5}`, prompt))
+func (k *keeping) sendTurn(prompt string) world.Answer {
+	return k.Post(world.CompletionsPath, fmt.Sprintf(`{"model":"m","session_id":"c","prompt":%s,"max_tokens":5}`, prompt))
 }
 
 // freed returns the times at which the KV of turns was freed.
@@ -124,13 +125,13 @@ func TestTurnsAreFreed(t *testing.T) {
 			var asked sync.WaitGroup
 			for _, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
 				asked.Go(func() {
-					if a := k.sendTurn(prompt); a.status != 200 {
-						t.Errorf("got status %d: %s", a.status, a.body)
+					if a := k.sendTurn(prompt); a.Status != 200 {
+						t.Errorf("got status %d: %s", a.Status, a.Body)
 					}
 				})
 			}
 			asked.Wait()
-			if n := k.metric("pdproxy_turn_kv_total", "kept"); n != 2 || len(k.freed()) != 1 {
+			if n := k.Metric("pdproxy_turn_kv_total", "kept"); n != 2 || len(k.freed()) != 1 {
 				t.Errorf("got %v retained turns and %d freed turns", n, len(k.freed()))
 			}
 		})
@@ -139,8 +140,8 @@ func TestTurnsAreFreed(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			k := newKeeping(t, 0)
 			for freed, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
-				if a := k.sendTurn(prompt); a.status != 200 || len(k.freed()) != freed {
-					t.Errorf("got status %d: %s; %d freed turns, want %d", a.status, a.body, len(k.freed()), freed)
+				if a := k.sendTurn(prompt); a.Status != 200 || len(k.freed()) != freed {
+					t.Errorf("got status %d: %s; %d freed turns, want %d", a.Status, a.Body, len(k.freed()), freed)
 				}
 			}
 		})
@@ -150,8 +151,8 @@ func TestTurnsAreFreed(t *testing.T) {
 			k := newKeeping(t, 0)
 			k.away = time.Now().Add(time.Minute)
 			for _, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
-				if a := k.sendTurn(prompt); a.status != 200 {
-					t.Fatalf("got status %d: %s", a.status, a.body)
+				if a := k.sendTurn(prompt); a.Status != 200 {
+					t.Fatalf("got status %d: %s", a.Status, a.Body)
 				}
 			}
 			time.Sleep(90 * time.Second)
@@ -163,27 +164,27 @@ func TestTurnsAreFreed(t *testing.T) {
 	t.Run("decode does not respond for a minute", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			k := newKeeping(t, 0)
-			if a := k.sendTurn("[1,2,3]"); a.status != 200 {
-				t.Fatalf("got status %d: %s", a.status, a.body)
+			if a := k.sendTurn("[1,2,3]"); a.Status != 200 {
+				t.Fatalf("got status %d: %s", a.Status, a.Body)
 			}
-			resume := k.holder.stop()
+			resume := k.holder.Stop()
 			time.Sleep(time.Minute)
-			if !k.registry.Snapshot().Instance("d").Unresponsive() {
+			if !k.Registry.Snapshot().Instance("d").Unresponsive() {
 				t.Fatal("the proxy has not detected that decode does not respond")
 			}
 			resume()
 			time.Sleep(time.Minute)
-			if a := k.sendTurn("[1,2,3,9,7]"); a.status != 200 || k.pulls || len(k.freed()) != 1 {
-				t.Errorf("got status %d: %s; pulled %v, %d freed turns", a.status, a.body, k.pulls, len(k.freed()))
+			if a := k.sendTurn("[1,2,3,9,7]"); a.Status != 200 || k.pulls || len(k.freed()) != 1 {
+				t.Errorf("got status %d: %s; pulled %v, %d freed turns", a.Status, a.Body, k.pulls, len(k.freed()))
 			}
 		})
 	})
 	t.Run("a stream names it in a very large event", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			k := newKeeping(t, 0)
-			a := k.post("/v1/responses", `{"model":"m","input":"hi","stream":true}`)
-			if a.status != 200 || len(a.body) < 2<<20 || strings.Contains(a.body, "d.test") || len(k.freed()) != 1 {
-				t.Errorf("got status %d and %d bytes, %d freed turns; the client got the parameters: %v", a.status, len(a.body), len(k.freed()), strings.Contains(a.body, "d.test"))
+			a := k.Post("/v1/responses", `{"model":"m","input":"hi","stream":true}`)
+			if a.Status != 200 || len(a.Body) < 2<<20 || strings.Contains(a.Body, "d.test") || len(k.freed()) != 1 {
+				t.Errorf("got status %d and %d bytes, %d freed turns; the client got the parameters: %v", a.Status, len(a.Body), len(k.freed()), strings.Contains(a.Body, "d.test"))
 			}
 		})
 	})
@@ -192,16 +193,16 @@ func TestTurnsAreFreed(t *testing.T) {
 			k := newKeeping(t, 0)
 			taken := int64(0)
 			k.answering = func() { // the memory is enough for the answer, but not for its public form
-				taken = k.memory.Limit() - k.memory.Used() - 4200
-				k.memory.Take(taken)
+				taken = k.Memory.Limit() - k.Memory.Used() - 4200
+				k.Memory.Take(taken)
 			}
-			if a := k.sendTurn("[1,2,3]"); a.status != 503 || len(k.freed()) != 1 {
-				t.Errorf("got status %d: %s; %d freed turns", a.status, a.body, len(k.freed()))
+			if a := k.sendTurn("[1,2,3]"); a.Status != 503 || len(k.freed()) != 1 {
+				t.Errorf("got status %d: %s; %d freed turns", a.Status, a.Body, len(k.freed()))
 			}
-			if n := k.cleaned("abort_decode"); n != 0 {
+			if n := k.Cleaned("abort_decode"); n != 0 {
 				t.Errorf("got %v clean-ups of blocks that decode has read", n)
 			}
-			k.memory.Release(taken)
+			k.Memory.Release(taken)
 		})
 	})
 }
@@ -211,15 +212,15 @@ func TestTurnsAreFreed(t *testing.T) {
 func TestTurnsThatPrefillReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKeeping(t, 0)
-		if a := k.sendTurn("[1,2,3]"); a.status != 200 {
-			t.Fatalf("got status %d: %s", a.status, a.body)
+		if a := k.sendTurn("[1,2,3]"); a.Status != 200 {
+			t.Fatalf("got status %d: %s", a.Status, a.Body)
 		}
 		a := k.sendTurn("[1,2,3,9,7]")
 		failed := time.Now()
 		time.Sleep(10 * cleanup.Yield)
 		freed := k.freed()
-		if a.status != 502 || !k.pulls || len(freed) != 1 || freed[0].Sub(failed) < cleanup.Yield {
-			t.Errorf("got status %d, pulled %v; KV freed at %v, prefill failed at %v", a.status, k.pulls, freed, failed)
+		if a.Status != 502 || !k.pulls || len(freed) != 1 || freed[0].Sub(failed) < cleanup.Yield {
+			t.Errorf("got status %d, pulled %v; KV freed at %v, prefill failed at %v", a.Status, k.pulls, freed, failed)
 		}
 	})
 }
@@ -233,16 +234,16 @@ func TestTurnsThatLatePrefillReads(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				k := newKeeping(t, 0)
 				k.hangs, k.late = frees == 1, frees == 0
-				if a := k.sendTurn("[1,2,3]"); a.status != 200 {
-					t.Fatalf("got status %d: %s", a.status, a.body)
+				if a := k.sendTurn("[1,2,3]"); a.Status != 200 {
+					t.Fatalf("got status %d: %s", a.Status, a.Body)
 				}
 				a := k.sendTurn("[1,2,3,9,7]")
 				time.Sleep(time.Minute)
 				freed := k.freed()
 				k.mu.Lock()
 				defer k.mu.Unlock()
-				if a.status != 504 || !k.pulls || len(freed) != frees {
-					t.Fatalf("got status %d, pulled %v; KV freed at %v", a.status, k.pulls, freed)
+				if a.Status != 504 || !k.pulls || len(freed) != frees {
+					t.Fatalf("got status %d, pulled %v; KV freed at %v", a.Status, k.pulls, freed)
 				}
 				if frees > 0 && (k.closed.IsZero() || freed[0].Sub(k.closed) < cleanup.Yield) {
 					t.Errorf("KV freed at %v, the leg was closed at %v", freed, k.closed)
@@ -259,39 +260,39 @@ func TestTurnsThatASilentPrefillReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &keeping{}
 		proceed := func() {}
-		prefill := func(c *engineConn, _ int) {
-			forgets := strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-forget")
-			if !forgets && strings.Contains(c.leg.body, `"remote_engine_id":"d"`) {
+		prefill := func(c *world.Conn, _ int) {
+			forgets := strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-forget")
+			if !forgets && strings.Contains(c.Leg.Body, `"remote_engine_id":"d"`) {
 				k.mu.Lock()
-				k.pulls, proceed = true, sync.OnceFunc(c.e.stop())
+				k.pulls, proceed = true, sync.OnceFunc(c.E.Stop())
 				k.mu.Unlock()
 			}
-			<-c.e.stopped()
+			<-c.E.Stopped()
 			if !forgets {
-				c.json(200, strings.Replace(namedAnswer, "p.test", c.e.host(), 1))
+				c.JSON(200, strings.Replace(world.NamedAnswer, "p.test", c.E.Host(), 1))
 				return
 			}
 			k.mu.Lock()
 			k.forgotten = append(k.forgotten, time.Now())
 			k.mu.Unlock()
-			c.send(streamHead)
-			c.chunks(eventA)
-			c.hold()
+			c.Send(world.StreamHead)
+			c.Chunks(world.EventA)
+			c.Hold()
 		}
-		k.world = newWorld(t, setup{engines: []*fakeEngine{
-			{name: "p0", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill},
-			{name: "p1", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill},
-			{name: "d", role: "decode", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: k.decode},
-		}, config: func(c *config.Config) {
+		k.World = world.New(t, world.Setup{Engines: []*world.Engine{
+			{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Bidirectional: true, Blocks: 16, Serve: prefill},
+			{Name: "p1", Role: "prefill", Connector: "vllm-nixl", Bidirectional: true, Blocks: 16, Serve: prefill},
+			{Name: "d", Role: "decode", Connector: "vllm-nixl", Bidirectional: true, Blocks: 16, Serve: k.decode},
+		}, Config: func(c *config.Config) {
 			c.Retry.Attempts, c.Health = 1, quickProbes
 		}})
 		time.Sleep(time.Second) // the proxy has probed all engines
-		if a := k.sendTurn("[1,2,3]"); a.status != 200 {
-			t.Fatalf("got status %d: %s", a.status, a.body)
+		if a := k.sendTurn("[1,2,3]"); a.Status != 200 {
+			t.Fatalf("got status %d: %s", a.Status, a.Body)
 		}
 		ctx, leave := context.WithTimeout(t.Context(), 5*time.Second)
 		defer leave()
-		ask(ctx, k.client, "POST", "http://proxy"+completionsPath, `{"model":"m","session_id":"c","prompt":[1,2,3,9,7],"max_tokens":5}`)
+		world.Ask(ctx, k.Client, "POST", "http://proxy"+world.CompletionsPath, `{"model":"m","session_id":"c","prompt":[1,2,3,9,7],"max_tokens":5}`)
 		time.Sleep(12 * time.Second)
 		if freed := k.freed(); !k.pulls || len(freed) > 0 {
 			t.Errorf("pulled %v; KV freed at %v, before the engine resumed", k.pulls, freed)

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // TestAnswerIsReadBehindTheBodyHTTP2: an HTTP/2 client that goes on to send its body gets the
@@ -23,15 +24,15 @@ func TestAnswerIsReadBehindTheBodyHTTP2(t *testing.T) {
 		goesOn             bool
 		reset              string // error code; "": the stream ends without a reset
 	}{
-		{"too large", completionsPath, "413", true, ""},
+		{"too large", world.CompletionsPath, "413", true, ""},
 		{"not found", "/nothing", "404", true, ""},
-		{"too large, the rest never arrives", completionsPath, "413", false, "NO_ERROR"},
+		{"too large, the rest never arrives", world.CompletionsPath, "413", false, "NO_ERROR"},
 		{"not found, the rest never arrives", "/nothing", "404", false, "NO_ERROR"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, setup{config: func(c *config.Config) { c.Server.MaxBody = 1000 }})
-				c, err := w.public.Dial()
+				w := newWorld(t, world.Setup{Config: func(c *config.Config) { c.Server.MaxBody = 1000 }})
+				c, err := w.Public.Dial()
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -11,81 +11,53 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
-
-// emptyWorld is a world whose engine has served model m and has left. back adds the
-// engine again.
-func emptyWorld(t *testing.T, timeout time.Duration, limits func(*config.Limits)) (w *world, e *fakeEngine, back func()) {
-	t.Helper()
-	e = &fakeEngine{serve: func(c *engineConn, _ int) {
-		c.json(200, `{"id":"x","choices":[{"text":"x","finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}`)
-	}}
-	w = newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
-		c.Limits.NoEngineTimeout = config.Duration(timeout)
-		if limits != nil {
-			limits(&c.Limits)
-		}
-	}})
-	apply := func(specs ...config.Engine) {
-		if err := w.registry.Apply(engine.SourceStatic, specs, 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-	apply()
-	for len(w.registry.Snapshot().Instances) > 0 {
-		time.Sleep(time.Millisecond)
-	}
-	return w, e, func() { apply(e.spec()) }
-}
-
-func asking(model string) string {
-	return fmt.Sprintf(`{"model":%q,"prompt":"hi","max_tokens":5}`, model)
-}
 
 // TestWaitsForAnEngine: requests for a known model wait until an engine is ready. The
 // proxy serves them in the order of their arrival.
 func TestWaitsForAnEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, e, back := emptyWorld(t, time.Hour, nil)
-		if a := w.get("/v1/models"); !strings.Contains(a.body, `"id":"m"`) {
-			t.Errorf("the list of models lacks the model: %s", a.body)
+		w, e, back := world.EmptyWorld(t, time.Hour, nil)
+		if a := w.Get("/v1/models"); !strings.Contains(a.Body, `"id":"m"`) {
+			t.Errorf("the list of models lacks the model: %s", a.Body)
 		}
-		if a := w.get("/health"); a.status != 200 {
-			t.Errorf("health without an engine: got %d %s", a.status, a.body)
+		if a := w.Get("/health"); a.Status != 200 {
+			t.Errorf("health without an engine: got %d %s", a.Status, a.Body)
 		}
 		const requests = 20
 		var wg sync.WaitGroup
 		for i := range requests {
 			wg.Go(func() {
-				body := asking("m")
+				body := world.Asking("m")
 				if i%2 == 1 {
 					body = `{"prompt":"hi","max_tokens":5}` // the only known model
 				}
-				if a := w.post(completionsPath, body, "X-Request-Id", fmt.Sprintf("r%02d", i)); a.status != 200 {
-					t.Errorf("request %d: got %d %s", i, a.status, a.body)
+				if a := w.Post(world.CompletionsPath, body, "X-Request-Id", fmt.Sprintf("r%02d", i)); a.Status != 200 {
+					t.Errorf("request %d: got %d %s", i, a.Status, a.Body)
 				}
 			})
 			synctest.Wait()
 		}
-		if n := w.metric("pdproxy_requests_waiting", "m", "no_engine"); n != requests {
+		if n := w.Metric("pdproxy_requests_waiting", "m", "no_engine"); n != requests {
 			t.Errorf("got %v waiting requests, want %d", n, requests)
 		}
-		if n := w.metric("pdproxy_requests_running", "m"); n != 0 {
+		if n := w.Metric("pdproxy_requests_running", "m"); n != 0 {
 			t.Errorf("got %v running requests without an engine", n)
 		}
 		time.Sleep(time.Minute)
-		if a := w.post(completionsPath, asking("invented")); a.status != 503 && a.status != 404 {
-			t.Errorf("a model that no engine has served: got %d %s", a.status, a.body)
+		if a := w.Post(world.CompletionsPath, world.Asking("invented")); a.Status != 503 && a.Status != 404 {
+			t.Errorf("a model that no engine has served: got %d %s", a.Status, a.Body)
 		}
 		back()
 		wg.Wait()
-		if n := len(e.seen()); n != requests {
+		if n := len(e.Seen()); n != requests {
 			t.Errorf("the engine got %d requests", n)
 		}
-		if n := w.metric("pdproxy_requests_waiting", "m") + w.metric("pdproxy_requests_running", "m"); n != 0 {
+		if n := w.Metric("pdproxy_requests_waiting", "m") + w.Metric("pdproxy_requests_running", "m"); n != 0 {
 			t.Errorf("got %v counted requests after their end", n)
 		}
-		if n := w.metric("pdproxy_queue_wait_seconds", "m"); n != requests {
+		if n := w.Metric("pdproxy_queue_wait_seconds", "m"); n != requests {
 			t.Errorf("%v waits observed", n)
 		}
 	})
@@ -95,42 +67,42 @@ func TestWaitsForAnEngine(t *testing.T) {
 func TestWaitEnds(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		end    func(w *world)
+		end    func(w *world.World)
 		code   string
 		within time.Duration
 	}{
-		{"time", func(*world) {}, "no_engine_timeout", time.Minute},
-		{"drain", func(w *world) {
+		{"time", func(*world.World) {}, "no_engine_timeout", time.Minute},
+		{"drain", func(w *world.World) {
 			time.Sleep(time.Second)
-			if a := w.operate("POST", "/v1/drain", "{}"); a.status >= 300 {
-				w.t.Errorf("drain: %d %s", a.status, a.body)
+			if a := w.Operate("POST", "/v1/drain", "{}"); a.Status >= 300 {
+				w.T.Errorf("drain: %d %s", a.Status, a.Body)
 			}
 		}, "draining", time.Second},
-		{"shutdown", func(w *world) {
+		{"shutdown", func(w *world.World) {
 			time.Sleep(time.Second)
-			w.end()
+			w.End()
 		}, "draining", time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w, _, _ := emptyWorld(t, time.Minute, nil)
+				w, _, _ := world.EmptyWorld(t, time.Minute, nil)
 				began := time.Now()
 				var wg sync.WaitGroup
 				for i := range 3 {
 					wg.Go(func() {
-						body := asking("m")
+						body := world.Asking("m")
 						if i == 2 { // a stream keeps its status open while it waits
 							body = `{"model":"m","prompt":"hi","max_tokens":5,"stream":true}`
 						}
-						a := w.post(completionsPath, body)
-						if took := time.Since(began); a.status != 503 || !strings.Contains(a.body, `"code":"`+tt.code+`"`) || a.header.Get("Retry-After") == "" || took > tt.within+time.Second {
-							t.Errorf("after %v: got %d %v %s %v", took, a.status, a.header, a.body, a.err)
+						a := w.Post(world.CompletionsPath, body)
+						if took := time.Since(began); a.Status != 503 || !strings.Contains(a.Body, `"code":"`+tt.code+`"`) || a.Header.Get("Retry-After") == "" || took > tt.within+time.Second {
+							t.Errorf("after %v: got %d %v %s %v", took, a.Status, a.Header, a.Body, a.Err)
 						}
 					})
 				}
 				tt.end(w)
 				wg.Wait()
-				if n := w.metric("pdproxy_shed_total", tt.code); n != 3 {
+				if n := w.Metric("pdproxy_shed_total", tt.code); n != 3 {
 					t.Errorf("got %v requests counted as shed", n)
 				}
 			})
@@ -151,23 +123,23 @@ func TestWaitIsBounded(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w, _, back := emptyWorld(t, time.Hour, tt.limits)
+				w, _, back := world.EmptyWorld(t, time.Hour, tt.limits)
 				ctx, leave := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
-				wg.Go(func() { ask(ctx, w.client, "POST", "http://proxy"+completionsPath, asking("m")) })
-				wg.Go(func() { w.post(completionsPath, asking("m")) })
+				wg.Go(func() { world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Asking("m")) })
+				wg.Go(func() { w.Post(world.CompletionsPath, world.Asking("m")) })
 				synctest.Wait()
-				if a := w.post(completionsPath, asking("m")); a.status != 429 || !strings.Contains(a.body, tt.code) {
-					t.Errorf("the third request: got %d %s", a.status, a.body)
+				if a := w.Post(world.CompletionsPath, world.Asking("m")); a.Status != 429 || !strings.Contains(a.Body, tt.code) {
+					t.Errorf("the third request: got %d %s", a.Status, a.Body)
 				}
 				leave()
 				synctest.Wait()
-				if n := w.metric("pdproxy_requests_waiting", "m"); n != 1 {
+				if n := w.Metric("pdproxy_requests_waiting", "m"); n != 1 {
 					t.Errorf("got %v waiting requests after one client has left", n)
 				}
 				wg.Go(func() {
-					if a := w.post(completionsPath, asking("m")); a.status != 200 {
-						t.Errorf("the next request: got %d %s", a.status, a.body)
+					if a := w.Post(world.CompletionsPath, world.Asking("m")); a.Status != 200 {
+						t.Errorf("the next request: got %d %s", a.Status, a.Body)
 					}
 				})
 				synctest.Wait()
@@ -182,15 +154,15 @@ func TestWaitIsBounded(t *testing.T) {
 // an error at once.
 func TestNoWaitByDefault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, _, _ := emptyWorld(t, 0, nil)
-		if a := w.post(completionsPath, asking("m")); a.status != 503 || !strings.Contains(a.body, "no_target") {
-			t.Errorf("%d %s", a.status, a.body)
+		w, _, _ := world.EmptyWorld(t, 0, nil)
+		if a := w.Post(world.CompletionsPath, world.Asking("m")); a.Status != 503 || !strings.Contains(a.Body, "no_target") {
+			t.Errorf("%d %s", a.Status, a.Body)
 		}
-		if a := w.get("/v1/models"); strings.Contains(a.body, `"id":"m"`) {
-			t.Errorf("the list of models contains a model without engines: %s", a.body)
+		if a := w.Get("/v1/models"); strings.Contains(a.Body, `"id":"m"`) {
+			t.Errorf("the list of models contains a model without engines: %s", a.Body)
 		}
-		if a := w.get("/health"); a.status != 503 {
-			t.Errorf("health: %d", a.status)
+		if a := w.Get("/health"); a.Status != 503 {
+			t.Errorf("health: %d", a.Status)
 		}
 	})
 }
@@ -198,33 +170,33 @@ func TestNoWaitByDefault(t *testing.T) {
 // TestWaitOverSockets: a request waits over a real connection. If the client closes the
 // connection, the wait ends.
 func TestWaitOverSockets(t *testing.T) {
-	e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{"id":"x","choices":[{"text":"x","finish_reason":"stop"}]}`) }}
-	w := newWorld(t, setup{engines: []*fakeEngine{e}, sockets: true, config: func(c *config.Config) {
+	e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, `{"id":"x","choices":[{"text":"x","finish_reason":"stop"}]}`) }}
+	w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Sockets: true, Config: func(c *config.Config) {
 		c.Limits.NoEngineTimeout = config.Duration(time.Minute)
 	}})
-	if err := w.registry.Apply(engine.SourceStatic, nil, 0); err != nil {
+	if err := w.Registry.Apply(engine.SourceStatic, nil, 0); err != nil {
 		t.Fatal(err)
 	}
-	for len(w.registry.Snapshot().Instances) > 0 {
+	for len(w.Registry.Snapshot().Instances) > 0 {
 		time.Sleep(time.Millisecond)
 	}
 	waiting := func(want float64) {
-		for w.metric("pdproxy_requests_waiting", "m", "no_engine") != want {
+		for w.Metric("pdproxy_requests_waiting", "m", "no_engine") != want {
 			time.Sleep(time.Millisecond)
 		}
 	}
 	ctx, leave := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	wg.Go(func() { ask(ctx, w.client, "POST", "http://proxy"+completionsPath, asking("m")) })
+	wg.Go(func() { world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Asking("m")) })
 	wg.Go(func() {
-		if a := w.post(completionsPath, asking("m")); a.status != 200 {
-			t.Errorf("%d %s %v", a.status, a.body, a.err)
+		if a := w.Post(world.CompletionsPath, world.Asking("m")); a.Status != 200 {
+			t.Errorf("%d %s %v", a.Status, a.Body, a.Err)
 		}
 	})
 	waiting(2)
 	leave()
 	waiting(1)
-	if err := w.registry.Apply(engine.SourceStatic, []config.Engine{e.spec()}, 0); err != nil {
+	if err := w.Registry.Apply(engine.SourceStatic, []config.Engine{e.Spec()}, 0); err != nil {
 		t.Fatal(err)
 	}
 	wg.Wait()
@@ -234,33 +206,33 @@ func TestWaitOverSockets(t *testing.T) {
 // TestInventedModels: model names that clients invent add no series.
 func TestInventedModels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{"id":"x","choices":[{"text":"x","finish_reason":"stop"}]}`) }}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}})
-		w.post(completionsPath, asking("m"))
-		w.post(completionsPath, asking("invented"))
-		before := w.series()
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, `{"id":"x","choices":[{"text":"x","finish_reason":"stop"}]}`) }}
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e}})
+		w.Post(world.CompletionsPath, world.Asking("m"))
+		w.Post(world.CompletionsPath, world.Asking("invented"))
+		before := series(w)
 		for i := range 10_000 {
-			if a := w.post(completionsPath, asking(fmt.Sprint("invented-", i))); a.status != 404 {
-				t.Fatalf("request %d: got %d %s", i, a.status, a.body)
+			if a := w.Post(world.CompletionsPath, world.Asking(fmt.Sprint("invented-", i))); a.Status != 404 {
+				t.Fatalf("request %d: got %d %s", i, a.Status, a.Body)
 			}
 		}
-		if after := w.series(); after != before {
+		if after := series(w); after != before {
 			t.Errorf("got %d series before 10,000 invented models, and %d after", before, after)
 		}
-		if n := w.metric("pdproxy_exchanges_total", "other", "client_error"); n != 10_001 {
+		if n := w.Metric("pdproxy_exchanges_total", "other", "client_error"); n != 10_001 {
 			t.Errorf("got %v exchanges of other models", n)
 		}
-		if n := w.metric("pdproxy_exchanges_total", "m", "ok"); n != 1 {
+		if n := w.Metric("pdproxy_exchanges_total", "m", "ok"); n != 1 {
 			t.Errorf("got %v exchanges of the known model", n)
 		}
 	})
 }
 
 // series counts the series of all metrics.
-func (w *world) series() (n int) {
-	families, err := w.prom.Gather()
+func series(w *world.World) (n int) {
+	families, err := w.Prometheus.Gather()
 	if err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	for _, f := range families {
 		n += len(f.GetMetric())

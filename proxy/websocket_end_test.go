@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"io"
@@ -11,6 +11,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -29,19 +30,19 @@ func TestWebSocketClientLeaves(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cancelled := make(chan bool)
-			w := newWorld(t, setup{sockets: true, engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
-				c.send(streamHead)
-				c.chunks(front)
-				c.hold()
+			w := world.New(t, world.Setup{Sockets: true, Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
+				c.Send(world.StreamHead)
+				c.Chunks(front)
+				c.Hold()
 				close(cancelled)
-			}}}, config: func(c *config.Config) { c.Server.MaxBody = 100_000 }})
-			c := w.socket()
+			}}}, Config: func(c *config.Config) { c.Server.MaxBody = 100_000 }})
+			c := openSocket(w)
 			c.write(create)
 			c.wants("response.created", "response.output_text.delta")
 			leave(c)
 			<-cancelled
 			w.Wait()
-			w.outcome(telemetry.OutcomeCancelled)
+			w.Outcome(telemetry.OutcomeCancelled)
 		})
 	}
 }
@@ -49,9 +50,9 @@ func TestWebSocketClientLeaves(t *testing.T) {
 // TestWebSocketCut: a response that a filter cuts ends the WebSocket, because the client must not
 // take it for a whole response.
 func TestWebSocketCut(t *testing.T) {
-	s := wrapped(func(http.Handler, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
-	s.sockets, s.engines = true, []*fakeEngine{{}}
-	c := newWorld(t, s).socket()
+	s := world.Wrapped(func(http.Handler, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	s.Sockets, s.Engines = true, []*world.Engine{{}}
+	c := openSocket(world.New(t, s))
 	c.write(create)
 	c.ends(websocket.StatusInternalError)
 }
@@ -60,20 +61,20 @@ func TestWebSocketCut(t *testing.T) {
 // WebSocket is closed. A successor has the same effect as a drain.
 func TestWebSocketDrain(t *testing.T) {
 	front, last := responseEvents("resp_1")
-	for name, leave := range map[string]func(*world){
-		"drain":     func(w *world) { w.end() },
-		"successor": func(w *world) { w.front.StopAccepting() },
+	for name, leave := range map[string]func(*world.World){
+		"drain":     func(w *world.World) { w.End() },
+		"successor": func(w *world.World) { w.Front.StopAccepting() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			proceed := make(chan bool)
-			w := newWorld(t, setup{sockets: true, engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
-				c.send(streamHead)
-				c.chunks(front)
+			w := world.New(t, world.Setup{Sockets: true, Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
+				c.Send(world.StreamHead)
+				c.Chunks(front)
 				<-proceed
-				c.chunks(last)
-				c.send("0\r\n\r\n")
+				c.Chunks(last)
+				c.Send("0\r\n\r\n")
 			}}}})
-			idle, busy := w.socket(), w.socket()
+			idle, busy := openSocket(w), openSocket(w)
 			busy.write(create)
 			busy.wants("response.created", "response.output_text.delta")
 			leave(w)
@@ -81,10 +82,10 @@ func TestWebSocketDrain(t *testing.T) {
 			close(proceed)
 			busy.wants("response.completed")
 			busy.ends(websocket.StatusGoingAway)
-			if err := <-w.ended; err != nil {
+			if err := <-w.Over; err != nil {
 				t.Error(err)
 			}
-			w.ended <- nil
+			w.Over <- nil
 		})
 	}
 }
@@ -94,21 +95,21 @@ func TestWebSocketDrain(t *testing.T) {
 func TestWebSocketCutByDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		front, _ := responseEvents("resp_1")
-		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
-			c.send(streamHead)
-			c.chunks(front)
-			c.hold()
+		w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
+			c.Send(world.StreamHead)
+			c.Chunks(front)
+			c.Hold()
 		}}}})
-		silent, c := w.socket(), w.socket()
+		silent, c := openSocket(w), openSocket(w)
 		c.write(create)
 		c.wants("response.created", "response.output_text.delta")
-		w.end()
+		w.End()
 		c.fails(502, "draining")
 		c.ends(websocket.StatusGoingAway)
-		if err := <-w.ended; err == nil || !strings.Contains(err.Error(), "1 exchanges were cut") {
+		if err := <-w.Over; err == nil || !strings.Contains(err.Error(), "1 exchanges were cut") {
 			t.Errorf("got %v", err)
 		}
-		w.ended <- nil
+		w.Over <- nil
 		if _, _, err := silent.Read(t.Context()); err == nil {
 			t.Error("a WebSocket is open after the drain")
 		}
@@ -120,17 +121,17 @@ func TestWebSocketCutByDrain(t *testing.T) {
 func TestWebSocketIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		front, last := responseEvents("resp_1")
-		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
-			c.send(streamHead)
-			c.chunks(front)
+		w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
+			c.Send(world.StreamHead)
+			c.Chunks(front)
 			time.Sleep(5 * time.Minute)
-			c.chunks(last)
-			c.send("0\r\n\r\n")
-		}}}, config: func(c *config.Config) {
+			c.Chunks(last)
+			c.Send("0\r\n\r\n")
+		}}}, Config: func(c *config.Config) {
 			c.Server.IdleTimeout, c.Timeouts.StreamIdle = config.Duration(time.Minute), config.Duration(10*time.Minute)
 		}})
-		dead := w.socket() // which does not read the ping
-		c := w.socket()
+		dead := openSocket(w) // which does not read the ping
+		c := openSocket(w)
 		c.write(create)
 		c.wants("response.created", "response.output_text.delta", "response.completed")
 		begin := time.Now()
@@ -147,10 +148,10 @@ func TestWebSocketIdle(t *testing.T) {
 // TestWebSocketSlowMessage: a message has the time limits of a body.
 func TestWebSocketSlowMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{engines: []*fakeEngine{{}}, config: func(c *config.Config) {
+		w := world.New(t, world.Setup{Engines: []*world.Engine{{}}, Config: func(c *config.Config) {
 			c.Server.ReadTimeout, c.Server.MinBodyRate = config.Duration(20*time.Second), 0
 		}})
-		c := w.socket()
+		c := openSocket(w)
 		m, err := c.Writer(t.Context(), websocket.MessageText)
 		if err != nil {
 			t.Fatal(err)
@@ -169,16 +170,16 @@ func TestWebSocketSlowMessage(t *testing.T) {
 
 // TestWebSocketPlaces: a WebSocket keeps its place among the connections until it ends.
 func TestWebSocketPlaces(t *testing.T) {
-	w := newWorld(t, setup{sockets: true, engines: []*fakeEngine{{}}, config: func(c *config.Config) { c.Limits.MaxConnections, c.Limits.MaxConnectionsPerAddress = 3, 2 }})
-	w.prom.MustRegister(w.front)
-	first, second := w.socket(), w.socket()
-	if got := w.metric("pdproxy_connections_open", "tcp"); got != 2 {
+	w := world.New(t, world.Setup{Sockets: true, Engines: []*world.Engine{{}}, Config: func(c *config.Config) { c.Limits.MaxConnections, c.Limits.MaxConnectionsPerAddress = 3, 2 }})
+	w.Prometheus.MustRegister(w.Front)
+	first, second := openSocket(w), openSocket(w)
+	if got := w.Metric("pdproxy_connections_open", "tcp"); got != 2 {
 		t.Errorf("got %v open connections, want 2", got)
 	}
-	if _, resp, err := w.dialSocket("/v1/responses"); err == nil { // the answer may come before the handshake is sent
+	if _, resp, err := dialSocket(w, "/v1/responses"); err == nil { // the answer may come before the handshake is sent
 		t.Errorf("a third WebSocket of one address: got %v", resp)
 	}
-	if got := w.metric("pdproxy_connections_refused_total", "max_connections_per_address"); got != 1 {
+	if got := w.Metric("pdproxy_connections_refused_total", "max_connections_per_address"); got != 1 {
 		t.Errorf("got %v refused connections, want 1", got)
 	}
 	for _, c := range []*socket{first, second} {
@@ -186,7 +187,7 @@ func TestWebSocketPlaces(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for w.metric("pdproxy_connections_open", "tcp") > 0 {
+	for w.Metric("pdproxy_connections_open", "tcp") > 0 {
 		time.Sleep(time.Millisecond)
 	}
 }

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // responseEvents are the events of a whole response with that id. The front is all but the last one.
@@ -33,27 +33,27 @@ type socket struct {
 }
 
 // socket opens a WebSocket to the Responses API.
-func (w *world) socket(header ...string) *socket {
-	w.t.Helper()
-	s, resp, err := w.dialSocket("/v1/responses", header...)
+func openSocket(w *world.World, header ...string) *socket {
+	w.T.Helper()
+	s, resp, err := dialSocket(w, "/v1/responses", header...)
 	if err != nil {
-		w.t.Fatalf("%v: %+v", err, resp)
+		w.T.Fatalf("%v: %+v", err, resp)
 	}
 	return s
 }
 
-func (w *world) dialSocket(path string, header ...string) (*socket, *http.Response, error) {
+func dialSocket(w *world.World, path string, header ...string) (*socket, *http.Response, error) {
 	h := http.Header{}
 	for i := 0; i < len(header); i += 2 {
 		h.Add(header[i], header[i+1])
 	}
-	c, resp, err := websocket.Dial(w.t.Context(), "ws://proxy"+path, &websocket.DialOptions{HTTPClient: w.client, HTTPHeader: h})
+	c, resp, err := websocket.Dial(w.T.Context(), "ws://proxy"+path, &websocket.DialOptions{HTTPClient: w.Client, HTTPHeader: h})
 	if err != nil {
 		return nil, resp, err
 	}
-	w.t.Cleanup(func() { c.CloseNow() })
+	w.T.Cleanup(func() { c.CloseNow() })
 	c.SetReadLimit(-1)
-	return &socket{c, w.t}, resp, nil
+	return &socket{c, w.T}, resp, nil
 }
 
 func (s *socket) write(message string) {
@@ -111,19 +111,19 @@ const create = `{"type":"response.create","model":"m","input":"x"}`
 // TestWebSocket: each message runs as one ordinary request, also for filters, keys and limits.
 func TestWebSocket(t *testing.T) {
 	var seen []string // written by one request at a time
-	s := wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
+	s := world.Wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
 		seen = append(seen, r.Method+" "+r.URL.Path)
 		h.ServeHTTP(w, r)
 	})
-	s.sockets, s.keys = true, keyLine("n", "k")
-	e := &fakeEngine{serve: func(c *engineConn, nth int) {
+	s.Sockets, s.Keys = true, world.KeyLine("n", "k")
+	e := &world.Engine{Serve: func(c *world.Conn, nth int) {
 		front, last := responseEvents(fmt.Sprintf("resp_%d", nth))
-		c.stream(": keep-alive\n\n", front[:20], front[20:], last, done)
+		c.Stream(": keep-alive\n\n", front[:20], front[20:], last, world.Done)
 	}}
-	s.engines = []*fakeEngine{e}
-	s.config = func(c *config.Config) { c.Limits.PerClient, c.Limits.MaxExchanges = 1, 1 }
-	w := newWorld(t, s)
-	c := w.socket("Authorization", "Bearer k", "X-Custom", "1", "X-Request-Id", "r")
+	s.Engines = []*world.Engine{e}
+	s.Config = func(c *config.Config) { c.Limits.PerClient, c.Limits.MaxExchanges = 1, 1 }
+	w := world.New(t, s)
+	c := openSocket(w, "Authorization", "Bearer k", "X-Custom", "1", "X-Request-Id", "r")
 	for _, message := range []string{
 		create,
 		` {"previous_response_id":"resp_1", "model":"m","stream":false,"background":false,"generate":true,"stream_id":null,"input":"y","type":"response.create"} `,
@@ -136,10 +136,10 @@ func TestWebSocket(t *testing.T) {
 		t.Error(err)
 	}
 	w.Wait()
-	if _, ok := w.books.Ended.Get("r-3"); !ok {
+	if _, ok := w.Explain("r-3"); !ok {
 		t.Error("the requests have no ids of their own")
 	}
-	legs := slices.DeleteFunc(e.seen(), func(l seenLeg) bool { return l.method == "GET" }) // the search for the earlier response
+	legs := slices.DeleteFunc(e.Seen(), func(l world.Leg) bool { return l.Method == "GET" }) // the search for the earlier response
 	if len(legs) != 3 || len(seen) != 3 || seen[0] != "POST /v1/responses" {
 		t.Fatalf("got %d legs; the filter saw %q", len(legs), seen)
 	}
@@ -147,34 +147,34 @@ func TestWebSocket(t *testing.T) {
 		`{"stream":true,"model":"m","input":"x"}`,
 		` {"previous_response_id":"resp_1", "model":"m","stream":true,"background":false,"input":"y"} `,
 	} {
-		if legs[i].body != want {
-			t.Errorf("got body %s, want %s", legs[i].body, want)
+		if legs[i].Body != want {
+			t.Errorf("got body %s, want %s", legs[i].Body, want)
 		}
 	}
-	for name := range legs[0].header {
+	for name := range legs[0].Header {
 		if name == "Upgrade" || strings.HasPrefix(name, "Sec-") {
 			t.Errorf("the engine received a line of the handshake: %s", name)
 		}
 	}
-	if legs[0].header.Get("X-Custom") != "1" {
-		t.Errorf("got header %v", legs[0].header)
+	if legs[0].Header.Get("X-Custom") != "1" {
+		t.Errorf("got header %v", legs[0].Header)
 	}
 }
 
 // TestWebSocketErrors: after an error of one message the WebSocket serves the next one.
 func TestWebSocketErrors(t *testing.T) {
-	var behave func(c *engineConn)
-	w := newWorld(t, setup{sockets: true, engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { behave(c) }}},
-		config: func(c *config.Config) { c.Server.MaxBody, c.Retry.Attempts = 100_000, 1 }})
+	var behave func(c *world.Conn)
+	w := world.New(t, world.Setup{Sockets: true, Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { behave(c) }}},
+		Config: func(c *config.Config) { c.Server.MaxBody, c.Retry.Attempts = 100_000, 1 }})
 	front, last := responseEvents("resp_1")
-	whole := func(c *engineConn) { c.stream(front, last) }
-	answers := func(status int, body string) func(*engineConn) {
-		return func(c *engineConn) { c.json(status, body) }
+	whole := func(c *world.Conn) { c.Stream(front, last) }
+	answers := func(status int, body string) func(*world.Conn) {
+		return func(c *world.Conn) { c.JSON(status, body) }
 	}
-	c := w.socket()
+	c := openSocket(w)
 	for _, tt := range []struct {
 		name, message string
-		behave        func(*engineConn)
+		behave        func(*world.Conn)
 		begins        bool // the client receives events before the error
 		status        int
 		code          string
@@ -193,11 +193,11 @@ func TestWebSocketErrors(t *testing.T) {
 		{"unknown model", `{"type":"response.create","model":"no","input":"x"}`, whole, false, 404, "model_not_found"},
 		{"refused by the engine", create, answers(400, `{"error":{"message":"m","type":"BadRequestError","param":null,"code":400}}`), false, 400, "400"},
 		{"no stream", create, answers(200, `{"id":"resp_1"}`), false, 502, "leg_failed"},
-		{"the engine fails", create, (*engineConn).hangUp, false, 502, "leg_failed"},
-		{"the engine dies", create, func(c *engineConn) {
-			c.send(streamHead)
-			c.chunks(front)
-			c.hangUp()
+		{"the engine fails", create, (*world.Conn).HangUp, false, 502, "leg_failed"},
+		{"the engine dies", create, func(c *world.Conn) {
+			c.Send(world.StreamHead)
+			c.Chunks(front)
+			c.HangUp()
 		}, true, 502, "stream_broken"},
 	} {
 		behave = tt.behave
@@ -216,14 +216,14 @@ func TestWebSocketErrors(t *testing.T) {
 	c.write(`{"type":"response.create","input":"` + strings.Repeat("a", 100_000) + `"}`)
 	c.fails(413, "body_too_large")
 	c.ends(websocket.StatusMessageTooBig)
-	c = w.socket()
+	c = openSocket(w)
 	if err := c.Write(t.Context(), websocket.MessageBinary, []byte(create)); err != nil {
 		t.Fatal(err)
 	}
 	c.fails(400, "unsupported_message")
 	c.ends(websocket.StatusUnsupportedData)
 	for _, text := range []string{"\xff", `{"type":"response.create","input":"` + "\xc3\x28" + `"}`, `{"type":"response.create","input":"` + "\xed\xa0\x80" + `"}`, `{"type":"response.create"}` + "\xe2\x82"} {
-		c = w.socket()
+		c = openSocket(w)
 		c.write(text)
 		c.ends(websocket.StatusInvalidFramePayloadData)
 	}
@@ -231,11 +231,11 @@ func TestWebSocketErrors(t *testing.T) {
 
 // TestWebSocketOfFilter: an error of a filter keeps its text and its status.
 func TestWebSocketOfFilter(t *testing.T) {
-	s := wrapped(func(_ http.Handler, w http.ResponseWriter, _ *http.Request) {
+	s := world.Wrapped(func(_ http.Handler, w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "denied by the filter", http.StatusForbidden)
 	})
-	s.sockets, s.engines = true, []*fakeEngine{{}}
-	c := newWorld(t, s).socket()
+	s.Sockets, s.Engines = true, []*world.Engine{{}}
+	c := openSocket(world.New(t, s))
 	c.write(create)
 	_, data, err := c.Read(t.Context())
 	if err != nil || !strings.Contains(string(data), `"status":403,"error":{"code":null,"message":"denied by the filter","param":null,"type":"permission_error"}`) {
@@ -245,8 +245,8 @@ func TestWebSocketOfFilter(t *testing.T) {
 
 // TestWebSocketMemory: a message that does not fit in the memory for requests gets an error.
 func TestWebSocketMemory(t *testing.T) {
-	w := newWorld(t, setup{sockets: true, engines: []*fakeEngine{{}}, config: func(c *config.Config) { c.Limits.BufferMemory = 64 << 10 }})
-	c := w.socket()
+	w := world.New(t, world.Setup{Sockets: true, Engines: []*world.Engine{{}}, Config: func(c *config.Config) { c.Limits.BufferMemory = 64 << 10 }})
+	c := openSocket(w)
 	c.write(`{"type":"response.create","input":"` + strings.Repeat("a", 200_000) + `"}`)
 	c.fails(503, "memory_limit")
 	c.ends(websocket.StatusTryAgainLater)
@@ -257,15 +257,15 @@ func TestWebSocketMemory(t *testing.T) {
 func TestWebSocketOneResponse(t *testing.T) {
 	front, last := responseEvents("resp_1")
 	proceed := make(chan bool)
-	w := newWorld(t, setup{sockets: true, engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
-		c.send(streamHead)
-		c.chunks(front)
+	w := world.New(t, world.Setup{Sockets: true, Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
+		c.Send(world.StreamHead)
+		c.Chunks(front)
 		<-proceed
-		c.chunks(last)
+		c.Chunks(last)
 		<-proceed
-		c.send("0\r\n\r\n")
+		c.Send("0\r\n\r\n")
 	}}}})
-	c := w.socket()
+	c := openSocket(w)
 	c.write(create)
 	c.wants("response.created", "response.output_text.delta")
 	c.write(create)
@@ -286,7 +286,7 @@ func TestWebSocketOneResponse(t *testing.T) {
 func TestWebSocketHandshake(t *testing.T) {
 	const page = "https://chat.example"
 	for _, origins := range [][]string{nil, {page}, {"*"}} {
-		w := newWorld(t, setup{sockets: true, keys: keyLine("n", "k"), engines: []*fakeEngine{{}}, config: func(c *config.Config) { c.Server.CORSOrigins = origins }})
+		w := world.New(t, world.Setup{Sockets: true, Keys: world.KeyLine("n", "k"), Engines: []*world.Engine{{}}, Config: func(c *config.Config) { c.Server.CORSOrigins = origins }})
 		status := func(allowed bool) int {
 			if allowed {
 				return 101
@@ -314,7 +314,7 @@ func TestWebSocketHandshake(t *testing.T) {
 			if len(tt.header) == 6 && origins == nil {
 				continue // without origins no rule reads the second line
 			}
-			c, resp, err := w.dialSocket(tt.path, tt.header...)
+			c, resp, err := dialSocket(w, tt.path, tt.header...)
 			if resp == nil || resp.StatusCode != tt.status || (c == nil) != (tt.status != 101) {
 				t.Errorf("origins %q, %s %q: got %v, %v, want %d", origins, tt.path, tt.header, resp, err, tt.status)
 				continue
@@ -332,8 +332,8 @@ func TestWebSocketHandshake(t *testing.T) {
 // frames may look like a broken request of HTTP.
 func TestWebSocketByHand(t *testing.T) {
 	front, last := responseEvents("resp_1")
-	e := &fakeEngine{serve: func(c *engineConn, _ int) { c.stream(front, last) }}
-	w := newWorld(t, setup{sockets: true, engines: []*fakeEngine{e}})
+	e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.Stream(front, last) }}
+	w := world.New(t, world.Setup{Sockets: true, Engines: []*world.Engine{e}})
 	head := "GET /v1/responses HTTP/1.1\r\nHost: proxy\r\nConnection: keep-alive, Upgrade, x-hop\r\nX-Hop: 1\r\nUpgrade: WebSocket\r\n"
 	const key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 	for _, tt := range []struct {
@@ -346,7 +346,7 @@ func TestWebSocketByHand(t *testing.T) {
 		{"wrong version", "Sec-WebSocket-Version: 8\r\n" + key, 400},
 		{"body", "Sec-WebSocket-Version: 13\r\nContent-Length: 2\r\n" + key, 400},
 	} {
-		conn, err := w.dialPublic(t.Context(), "", "")
+		conn, err := w.DialPublic(t.Context(), "", "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -408,23 +408,8 @@ func TestWebSocketByHand(t *testing.T) {
 				t.Errorf("got frames %q", got)
 			}
 		}
-		if leg := e.seen()[0]; leg.body != `{"stream":true,"model":"m","input":"x"}` || leg.header.Get("X-Hop") != "" {
+		if leg := e.Seen()[0]; leg.Body != `{"stream":true,"model":"m","input":"x"}` || leg.Header.Get("X-Hop") != "" {
 			t.Errorf("the engine received %+v", leg)
-		}
-	}
-}
-
-// TestWebSocketOtherVersions: a stream of HTTP/2 or HTTP/3 cannot become a WebSocket.
-func TestWebSocketOtherVersions(t *testing.T) {
-	w := newWorld(t, setup{sockets: true, engines: []*fakeEngine{{}}})
-	for _, major := range []int{2, 3} {
-		r := httptest.NewRequest("GET", "/v1/responses", nil)
-		r.Header.Set("Upgrade", "websocket")
-		r.ProtoMajor, r.ProtoMinor = major, 0
-		a := httptest.NewRecorder()
-		w.handler().ServeHTTP(a, r)
-		if a.Code != 426 || !strings.Contains(a.Body.String(), `"code":"upgrade_required"`) || a.Header().Get("Upgrade") != "" {
-			t.Errorf("HTTP/%d: got %d, %s", major, a.Code, a.Body)
 		}
 	}
 }

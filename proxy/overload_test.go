@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"fmt"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 const (
@@ -18,10 +19,10 @@ const (
 )
 
 // refusing answers every request with that status, header lines and body.
-func refusing(status int, body string, lines ...string) func(*engineConn, int) {
-	return func(c *engineConn, _ int) {
+func refusing(status int, body string, lines ...string) func(*world.Conn, int) {
+	return func(c *world.Conn, _ int) {
 		head := fmt.Sprintf("HTTP/1.1 %d %s\r\nContent-Length: %d\r\n", status, http.StatusText(status), len(body))
-		c.send(head + strings.Join(append(lines, "\r\n"), "\r\n") + body)
+		c.Send(head + strings.Join(append(lines, "\r\n"), "\r\n") + body)
 	}
 }
 
@@ -29,13 +30,13 @@ func refusing(status int, body string, lines ...string) func(*engineConn, int) {
 // asked once for each. The client gets the engine's answer with its header lines, and no circuit
 // opens.
 func TestRefusalReachesClient(t *testing.T) {
-	streamed := func(event string) func(*engineConn, int) {
-		return func(c *engineConn, _ int) { c.stream("data: "+event+"\n\n", "data: [DONE]\n\n") }
+	streamed := func(event string) func(*world.Conn, int) {
+		return func(c *world.Conn, _ int) { c.Stream("data: "+event+"\n\n", "data: [DONE]\n\n") }
 	}
 	for _, tt := range []struct {
 		name   string
 		stream bool
-		serve  func(*engineConn, int)
+		serve  func(*world.Conn, int)
 		status int
 		body   string
 		lines  map[string]string
@@ -47,7 +48,7 @@ func TestRefusalReachesClient(t *testing.T) {
 		{"queue full, in a stream", true, streamed(`{"error":` + queueFull + `}`), 503, `{"error":` + queueFull + `}`, nil},
 		{"429 in a stream", true, streamed(`{"error":{"message":"slow","code":429}}`), 429, `{"error":{"message":"slow","code":429}}`, nil},
 		{"503 with a time", false, refusing(503, "", "Retry-After: 3"), 503, "", map[string]string{"Retry-After": "3"}},
-		{"coded", false, refusing(429, gzipped("slow"), "Content-Encoding: gzip", "Content-Type: text/plain"), 429, gzipped("slow"), map[string]string{"Content-Encoding": "gzip", "Content-Type": "text/plain"}},
+		{"coded", false, refusing(429, world.Gzipped("slow"), "Content-Encoding: gzip", "Content-Type: text/plain"), 429, world.Gzipped("slow"), map[string]string{"Content-Encoding": "gzip", "Content-Type": "text/plain"}},
 		{"401", false, refusing(401, `{}`, `WWW-Authenticate: Bearer realm="x"`), 401, `{}`, map[string]string{"Www-Authenticate": `Bearer realm="x"`}},
 		{"403", false, refusing(403, `{}`), 403, `{}`, nil},
 		{"404", false, refusing(404, `{}`), 404, `{}`, nil},
@@ -56,24 +57,24 @@ func TestRefusalReachesClient(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				e := &fakeEngine{serve: tt.serve}
-				w := newWorld(t, setup{engines: []*fakeEngine{e}})
+				e := &world.Engine{Serve: tt.serve}
+				w := world.New(t, world.Setup{Engines: []*world.Engine{e}})
 				const requests = 8
 				for range requests {
-					a := ask(t.Context(), w.client, "POST", "http://proxy"+completionsPath, completions(tt.stream), "Accept-Encoding", "gzip")
-					if a.status != tt.status || a.body != tt.body {
-						t.Fatalf("got %d %q", a.status, a.body)
+					a := world.Ask(t.Context(), w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(tt.stream), "Accept-Encoding", "gzip")
+					if a.Status != tt.status || a.Body != tt.body {
+						t.Fatalf("got %d %q", a.Status, a.Body)
 					}
 					for name, want := range tt.lines {
-						if got := a.header.Get(name); got != want {
+						if got := a.Header.Get(name); got != want {
 							t.Errorf("%s: got %q, want %q", name, got, want)
 						}
 					}
 				}
-				if n := len(e.seen()); n != requests {
+				if n := len(e.Seen()); n != requests {
 					t.Errorf("the engine got %d requests, want %d", n, requests)
 				}
-				if i := w.registry.Snapshot().Instance("e"); i.Breaker.Failures() != 0 || i.Breaker.Circuit(time.Now()) != circuit.Closed {
+				if i := w.Registry.Snapshot().Instance("e"); i.Breaker.Failures() != 0 || i.Breaker.Circuit(time.Now()) != circuit.Closed {
 					t.Errorf("%d failures count", i.Breaker.Failures())
 				}
 			})
@@ -87,27 +88,27 @@ func TestOverloadedLegs(t *testing.T) {
 	full := refusing(503, queueFull, "Content-Type: application/json", "Retry-After: 2")
 	for _, tt := range []struct {
 		name             string
-		prefill, decode  []func(*engineConn, int)
+		prefill, decode  []func(*world.Conn, int)
 		status, prefills int
 	}{
-		{"prefill is full", []func(*engineConn, int){full}, []func(*engineConn, int){nil}, 503, 0},
-		{"one prefill is full", []func(*engineConn, int){full, nil}, []func(*engineConn, int){nil}, 200, 1},
-		{"decode is full", []func(*engineConn, int){nil}, []func(*engineConn, int){full}, 503, 1},
-		{"one decode is full", []func(*engineConn, int){nil}, []func(*engineConn, int){full, nil}, 200, 1},
-		{"all are full", []func(*engineConn, int){full, full}, []func(*engineConn, int){full, full}, 503, 0},
-		{"all decodes are full", []func(*engineConn, int){nil, nil}, []func(*engineConn, int){full, full}, 503, 1},
+		{"prefill is full", []func(*world.Conn, int){full}, []func(*world.Conn, int){nil}, 503, 0},
+		{"one prefill is full", []func(*world.Conn, int){full, nil}, []func(*world.Conn, int){nil}, 200, 1},
+		{"decode is full", []func(*world.Conn, int){nil}, []func(*world.Conn, int){full}, 503, 1},
+		{"one decode is full", []func(*world.Conn, int){nil}, []func(*world.Conn, int){full, nil}, 200, 1},
+		{"all are full", []func(*world.Conn, int){full, full}, []func(*world.Conn, int){full, full}, 503, 0},
+		{"all decodes are full", []func(*world.Conn, int){nil, nil}, []func(*world.Conn, int){full, full}, 503, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var engines []*fakeEngine
+				var engines []*world.Engine
 				var prefills, cleanups atomic.Int32
-				add := func(role string, serves []func(*engineConn, int), good func(*engineConn, int)) {
+				add := func(role string, serves []func(*world.Conn, int), good func(*world.Conn, int)) {
 					for n, serve := range serves {
-						e := &fakeEngine{name: fmt.Sprint(role, n), role: role, connector: "vllm-nixl"}
-						e.serve = func(c *engineConn, nth int) {
-							if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
+						e := &world.Engine{Name: fmt.Sprint(role, n), Role: role, Connector: "vllm-nixl"}
+						e.Serve = func(c *world.Conn, nth int) {
+							if strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
 								cleanups.Add(1)
-								c.json(200, doneAnswer)
+								c.JSON(200, world.DoneAnswer)
 							} else if serve != nil {
 								serve(c, nth)
 							} else {
@@ -117,15 +118,15 @@ func TestOverloadedLegs(t *testing.T) {
 						engines = append(engines, e)
 					}
 				}
-				add("prefill", tt.prefill, func(c *engineConn, _ int) {
+				add("prefill", tt.prefill, func(c *world.Conn, _ int) {
 					prefills.Add(1)
-					c.json(200, strings.Replace(nixlAnswer, `"p.test"`, fmt.Sprintf(`%q,"remote_request_id":"r"`, c.e.name+".test"), 1))
+					c.JSON(200, strings.Replace(world.NIXLAnswer, `"p.test"`, fmt.Sprintf(`%q,"remote_request_id":"r"`, c.E.Name+".test"), 1))
 				})
-				add("decode", tt.decode, func(c *engineConn, _ int) { c.json(200, doneAnswer) })
-				w := newWorld(t, setup{engines: engines})
-				a := w.post(completionsPath, completions(false))
-				if a.status != tt.status || tt.status == 503 && (a.body != queueFull || a.header.Get("Retry-After") != "2") {
-					t.Errorf("got %d %s %v", a.status, a.body, a.header)
+				add("decode", tt.decode, func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) })
+				w := world.New(t, world.Setup{Engines: engines})
+				a := w.Post(world.CompletionsPath, world.Completions(false))
+				if a.Status != tt.status || tt.status == 503 && (a.Body != queueFull || a.Header.Get("Retry-After") != "2") {
+					t.Errorf("got %d %s %v", a.Status, a.Body, a.Header)
 				}
 				time.Sleep(time.Minute)
 				if n := int(prefills.Load()); n != tt.prefills {
@@ -134,12 +135,12 @@ func TestOverloadedLegs(t *testing.T) {
 				if want := tt.status == 503 && tt.prefills == 1; (cleanups.Load() > 0) != want {
 					t.Errorf("%d clean-ups", cleanups.Load())
 				}
-				for _, i := range w.registry.Snapshot().Instances {
+				for _, i := range w.Registry.Snapshot().Instances {
 					if n := i.Breaker.Failures(); n != 0 {
 						t.Errorf("%s has %d failures", i.Spec.Name, n)
 					}
 				}
-				if pairs := w.registry.Pairs(); len(pairs) > 0 && pairs[0].State == "broken" {
+				if pairs := w.Registry.Pairs(); len(pairs) > 0 && pairs[0].State == "broken" {
 					t.Errorf("pairs: %+v", pairs)
 				}
 			})
@@ -150,13 +151,13 @@ func TestOverloadedLegs(t *testing.T) {
 // TestOverloadedConcurrentLegs: one of two legs that run at the same time is refused for lack of
 // room. The client gets the refusal, both engines abort the request, and no circuit opens.
 func TestOverloadedConcurrentLegs(t *testing.T) {
-	hold := func(c *engineConn) { c.hold() }
-	full := func(c *engineConn) { refusing(503, queueFull)(c, 0) }
-	inside := func(c *engineConn) { c.stream(`data: {"error":`+queueFull+"}\n\n", "data: [DONE]\n\n") }
+	hold := func(c *world.Conn) { c.Hold() }
+	full := func(c *world.Conn) { refusing(503, queueFull)(c, 0) }
+	inside := func(c *world.Conn) { c.Stream(`data: {"error":`+queueFull+"}\n\n", "data: [DONE]\n\n") }
 	for _, tt := range []struct {
 		name            string
 		stream          bool
-		prefill, decode func(*engineConn)
+		prefill, decode func(*world.Conn)
 		body            string
 	}{
 		{"prefill", false, full, hold, queueFull},
@@ -167,38 +168,38 @@ func TestOverloadedConcurrentLegs(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				serve := func(leg func(*engineConn)) func(*engineConn, int) {
-					return func(c *engineConn, _ int) {
-						if c.leg.path == "/abort_request" {
-							c.json(200, "{}")
+				serve := func(leg func(*world.Conn)) func(*world.Conn, int) {
+					return func(c *world.Conn, _ int) {
+						if c.Leg.Path == "/abort_request" {
+							c.JSON(200, "{}")
 							return
 						}
 						leg(c)
 					}
 				}
-				p := &fakeEngine{name: "p", role: "prefill", connector: "sglang", serve: serve(tt.prefill)}
-				d := &fakeEngine{name: "d", role: "decode", connector: "sglang", serve: serve(tt.decode)}
-				w := newWorld(t, setup{engines: []*fakeEngine{p, d}})
+				p := &world.Engine{Name: "p", Role: "prefill", Connector: "sglang", Serve: serve(tt.prefill)}
+				d := &world.Engine{Name: "d", Role: "decode", Connector: "sglang", Serve: serve(tt.decode)}
+				w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}})
 				for range 8 {
-					if a := w.post(completionsPath, completions(tt.stream)); a.status != 503 || a.body != tt.body {
-						t.Fatalf("got %d %s", a.status, a.body)
+					if a := w.Post(world.CompletionsPath, world.Completions(tt.stream)); a.Status != 503 || a.Body != tt.body {
+						t.Fatalf("got %d %s", a.Status, a.Body)
 					}
 				}
 				time.Sleep(time.Minute)
-				for _, e := range []*fakeEngine{p, d} {
+				for _, e := range []*world.Engine{p, d} {
 					legs, aborts := 0, 0
-					for _, l := range e.seen() {
-						if l.path == "/abort_request" {
+					for _, l := range e.Seen() {
+						if l.Path == "/abort_request" {
 							aborts++
 						} else {
 							legs++
 						}
 					}
 					if legs > 8 || aborts == 0 { // the leg that is not refused may end before it is sent
-						t.Errorf("%s got %d legs and %d aborts", e.name, legs, aborts)
+						t.Errorf("%s got %d legs and %d aborts", e.Name, legs, aborts)
 					}
-					if n := w.registry.Snapshot().Instance(e.name).Breaker.Failures(); n != 0 {
-						t.Errorf("%s has %d failures", e.name, n)
+					if n := w.Registry.Snapshot().Instance(e.Name).Breaker.Failures(); n != 0 {
+						t.Errorf("%s has %d failures", e.Name, n)
 					}
 				}
 			})
@@ -212,25 +213,25 @@ func TestWaitsForARestart(t *testing.T) {
 	for _, requests := range []int{1, 60} {
 		synctest.Test(t, func(t *testing.T) {
 			cut := make(chan struct{})
-			e := &fakeEngine{serve: func(c *engineConn, nth int) {
+			e := &world.Engine{Serve: func(c *world.Conn, nth int) {
 				if nth <= requests {
 					<-cut
-					c.hangUp()
+					c.HangUp()
 					return
 				}
-				c.json(200, doneAnswer)
+				c.JSON(200, world.DoneAnswer)
 			}}
-			w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
 				c.Limits.NoEngineTimeout = config.Duration(time.Minute)
 				c.Health = config.Default().Health
 			}})
-			answers := make(chan answer, 2*requests)
-			send := func() { answers <- w.post(completionsPath, completions(false)) }
+			answers := make(chan world.Answer, 2*requests)
+			send := func() { answers <- w.Post(world.CompletionsPath, world.Completions(false)) }
 			for range requests {
 				go send()
 			}
 			time.Sleep(time.Second)
-			e.end()
+			e.End()
 			close(cut)
 			for range requests {
 				go send()
@@ -239,10 +240,10 @@ func TestWaitsForARestart(t *testing.T) {
 			if n := len(answers); n != 0 {
 				t.Errorf("%d requests were answered without an engine: %+v", n, <-answers)
 			}
-			e.begin()
+			e.Begin()
 			for range 2 * requests {
-				if a := <-answers; a.status != 200 {
-					t.Fatalf("got %d %s", a.status, a.body)
+				if a := <-answers; a.Status != 200 {
+					t.Fatalf("got %d %s", a.Status, a.Body)
 				}
 			}
 		})

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -10,11 +10,13 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -57,7 +59,7 @@ func (f faulty) Decode(a *connector.Attempt, h *connector.Handoff, dst []byte) (
 }
 
 // Wherever an exchange panics, its client gets an error, and the exchange leaves no
-// lease, no leg and no place in a queue. newWorld asserts the latter.
+// lease, no leg and no place in a queue. world.New asserts the latter.
 func TestPanicLeavesNothingBehind(t *testing.T) {
 	answers := map[string]string{
 		"vllm-nixl": `{"choices":[]}`,
@@ -67,23 +69,24 @@ func TestPanicLeavesNothingBehind(t *testing.T) {
 		for _, in := range []string{"Pairable", "Prefill", "ReadPrefill", "Decode"} {
 			t.Run(name+" "+in, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					serve := func(c *engineConn, _ int) { c.json(200, answer) }
-					w := newWorld(t, setup{engines: []*fakeEngine{
-						{name: "p0", role: "prefill", connector: name, serve: serve},
-						{name: "d0", role: "decode", connector: name, serve: func(c *engineConn, nth int) {
+					serve := func(c *world.Conn, _ int) { c.JSON(200, answer) }
+					w := world.New(t, world.Setup{Engines: []*world.Engine{
+						{Name: "p0", Role: "prefill", Connector: name, Serve: serve},
+						{Name: "d0", Role: "decode", Connector: name, Serve: func(c *world.Conn, nth int) {
 							if in == "ReadPrefill" {
-								c.hold() // until the failure of prefill cancels the leg
+								c.Hold() // until the failure of prefill cancels the leg
 								return
 							}
 							serve(c, nth)
 						}},
 					}})
-					w.SetConnectors(append(connector.All(), faulty{w.connector(name), in}))
-					a := w.post(completionsPath, completions(false))
-					if a.err == nil && a.status != 500 {
-						t.Errorf("got status %d: %s", a.status, a.body)
+					inner, _ := connector.ByName(name)
+					w.SetConnectors(append(connector.All(), faulty{inner, in}))
+					a := w.Post(world.CompletionsPath, world.Completions(false))
+					if a.Err == nil && a.Status != 500 {
+						t.Errorf("got status %d: %s", a.Status, a.Body)
 					}
-					w.outcome(telemetry.OutcomeInternal)
+					w.Outcome(telemetry.OutcomeInternal)
 				})
 			})
 		}
@@ -135,9 +138,9 @@ func (c panickingCoordinator) Place(ctx context.Context, ask *coordinator.Placem
 }
 
 // Wherever an attempt panics while it waits, it frees everything: the KV on the engines, the lease,
-// the memory, and its place on the pair. newWorld asserts that no lease and no memory is left.
+// the memory, and its place on the pair. world.New asserts that no lease and no memory is left.
 func TestPanicWhileAnAttemptWaits(t *testing.T) {
-	isCleanup := func(leg seenLeg) bool { return strings.HasSuffix(leg.header.Get("X-Request-Id"), "-cleanup") }
+	isCleanup := func(leg world.Leg) bool { return strings.HasSuffix(leg.Header.Get("X-Request-Id"), "-cleanup") }
 	for name, tt := range map[string]struct {
 		connector string
 		hangs     string // this engine receives its leg and does not answer, and the call of the leg panics
@@ -149,51 +152,51 @@ func TestPanicWhileAnAttemptWaits(t *testing.T) {
 		"for prefill's answer":     {connector: "vllm-nixl", hangs: "p0"}, // prefill frees the blocks of a call that has ended before its answer
 		"for decode's head":        {connector: "vllm-nixl", hangs: "d0", cleanup: "abort_decode", calls: 1},
 		"for another decode":       {connector: "vllm-nixl", refuses: true, cleanup: "abort_decode", calls: 1},
-		"in the relay":             {connector: "vllm-nixl", write: eventB},
+		"in the relay":             {connector: "vllm-nixl", write: world.EventB},
 		"for concurrent prefill":   {connector: "sglang", hangs: "p0", cleanup: "abort_rid", calls: 2},
 		"for concurrent decode":    {connector: "sglang", hangs: "d0", cleanup: "abort_rid", calls: 2},
-		"in a relay with two legs": {connector: "sglang", write: eventB, cleanup: "abort_rid", calls: 1}, // on decode, which may still generate
+		"in a relay with two legs": {connector: "sglang", write: world.EventB, cleanup: "abort_rid", calls: 1}, // on decode, which may still generate
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				engines := []*fakeEngine{
-					{name: "p0", role: "prefill", connector: tt.connector, serve: func(c *engineConn, nth int) {
+				engines := []*world.Engine{
+					{Name: "p0", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, nth int) {
 						switch {
-						case strings.Contains(c.leg.path, "abort"):
-							c.json(200, "{}")
+						case strings.Contains(c.Leg.Path, "abort"):
+							c.JSON(200, "{}")
 						case tt.hangs == "p0" || tt.connector == "sglang" && tt.hangs != "":
-							c.hold()
+							c.Hold()
 						case tt.connector == "sglang":
-							c.json(200, `{"choices":[{"text":"x","finish_reason":"length"}]}`)
+							c.JSON(200, `{"choices":[{"text":"x","finish_reason":"length"}]}`)
 						default:
-							prefillAnswers(c, nth)
+							world.PrefillAnswers(c, nth)
 						}
 					}},
-					{name: "d0", role: "decode", connector: tt.connector, serve: func(c *engineConn, _ int) {
+					{Name: "d0", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
 						switch {
-						case strings.Contains(c.leg.path, "abort"):
-							c.json(200, "{}")
-						case isCleanup(c.leg):
-							c.send(streamHead)
-							c.hold()
+						case strings.Contains(c.Leg.Path, "abort"):
+							c.JSON(200, "{}")
+						case isCleanup(c.Leg):
+							c.Send(world.StreamHead)
+							c.Hold()
 						case tt.hangs != "":
-							c.hold()
+							c.Hold()
 						case tt.refuses:
-							c.send("HTTP/1.1 503 x\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
+							c.Send("HTTP/1.1 503 x\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
 						default:
-							c.stream(eventA, eventB, done)
+							c.Stream(world.EventA, world.EventB, world.Done)
 						}
 					}},
 				}
 				var over atomic.Bool
-				w := newWorld(t, setup{engines: engines,
-					clients: func(name string, c upstream.Client) upstream.Client {
+				w := world.New(t, world.Setup{Engines: engines,
+					Clients: func(name string, c upstream.Client) upstream.Client {
 						if name == tt.hangs {
 							return panickingClient{c, &over}
 						}
 						return c
 					},
-					options: func(o *Options) {
+					Options: func(o *proxy.Options) {
 						if tt.refuses {
 							o.Coordinator = panickingCoordinator{o.Coordinator}
 						}
@@ -203,49 +206,50 @@ func TestPanicWhileAnAttemptWaits(t *testing.T) {
 							}
 						}
 					}})
-				if a := w.post(completionsPath, completions(true)); a.err == nil && a.status != 500 {
-					t.Errorf("got status %d: %s", a.status, a.body)
+				if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Err == nil && a.Status != 500 {
+					t.Errorf("got status %d: %s", a.Status, a.Body)
 				}
-				w.outcome(telemetry.OutcomeInternal)
+				w.Outcome(telemetry.OutcomeInternal)
 				time.Sleep(time.Minute) // for the clean-up
 				synctest.Wait()
-				if all, n := w.metric("pdproxy_kv_cleanups_total"), w.cleaned(tt.cleanup); all != float64(tt.calls) || tt.calls > 0 && n != all {
+				if all, n := w.Metric("pdproxy_kv_cleanups_total"), w.Cleaned(tt.cleanup); all != float64(tt.calls) || tt.calls > 0 && n != all {
 					t.Errorf("got %v clean-ups, %v of them %s; want %d", all, n, tt.cleanup, tt.calls)
 				}
-				known := w.registry.Snapshot()
+				known := w.Registry.Snapshot()
 				p, d := engine.Target{Instance: known.Instance("p0")}, engine.Target{Instance: known.Instance("d0")}
-				if s := w.registry.Pair(p, d).State(); s == abi.PairWarming {
+				if s := w.Registry.Pair(p, d).State(); s == abi.PairWarming {
 					t.Error("the pair still counts the attempt")
 				}
-				w.settled()
+				w.Settled()
 			})
 		})
 	}
 }
 
 // An exchange that panics when its wait for an engine has brought a placement leaves the line of its
-// model. newWorld asserts that it leaves no lease.
+// model. world.New asserts that it leaves no lease.
 func TestPanicEndsTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, e, back := emptyWorld(t, time.Hour, nil)
-		w.SetConnectors(append(connector.All(), faulty{w.connector(e.spec().Connector), "Serves"}))
-		ended := make(chan answer)
-		go func() { ended <- w.post(completionsPath, asking("m")) }()
+		w, e, back := world.EmptyWorld(t, time.Hour, nil)
+		inner, _ := connector.ByName(e.Spec().Connector)
+		w.SetConnectors(append(connector.All(), faulty{inner, "Serves"}))
+		ended := make(chan world.Answer)
+		go func() { ended <- w.Post(world.CompletionsPath, world.Asking("m")) }()
 		synctest.Wait()
-		if n := w.waiting.Len(); n != 1 {
-			t.Fatalf("%d requests wait", n)
+		if n := w.Metric("pdproxy_requests_waiting", "m"); n != 1 {
+			t.Fatalf("%v requests wait", n)
 		}
 		back()
-		if a := <-ended; a.err == nil && a.status != 500 {
-			t.Errorf("got status %d: %s", a.status, a.body)
+		if a := <-ended; a.Err == nil && a.Status != 500 {
+			t.Errorf("got status %d: %s", a.Status, a.Body)
 		}
-		if n := w.waiting.Len(); n != 0 {
+		if n := w.Waiting(); n != 0 {
 			t.Errorf("%d requests wait after the panic", n)
 		}
-		if n := w.metric("pdproxy_requests_waiting", "m"); n != 0 {
+		if n := w.Metric("pdproxy_requests_waiting", "m"); n != 0 {
 			t.Errorf("%v waiting requests are counted after the panic", n)
 		}
-		w.outcome(telemetry.OutcomeInternal)
+		w.Outcome(telemetry.OutcomeInternal)
 	})
 }
 
@@ -255,31 +259,31 @@ func TestHungDecodeIsLeftWithItsPair(t *testing.T) {
 	const answer = `{"choices":[{"text":"x","finish_reason":"length"}]}`
 	for range 8 { // the place policy chooses at random
 		synctest.Test(t, func(t *testing.T) {
-			hung := &fakeEngine{name: "d0", role: "decode", connector: "sglang", serve: func(c *engineConn, _ int) { c.hold() }}
-			serve := func(c *engineConn, _ int) {
+			hung := &world.Engine{Name: "d0", Role: "decode", Connector: "sglang", Serve: func(c *world.Conn, _ int) { c.Hold() }}
+			serve := func(c *world.Conn, _ int) {
 				time.Sleep(time.Millisecond) // until decode has received its leg
-				if hung.holds(c.leg) {
-					c.hold() // decode never reads the KV
+				if holds(hung, c.Leg) {
+					c.Hold() // decode never reads the KV
 					return
 				}
-				c.json(200, answer)
+				c.JSON(200, answer)
 			}
-			w := newWorld(t, setup{
-				config: func(c *config.Config) {
+			w := world.New(t, world.Setup{
+				Config: func(c *config.Config) {
 					c.Timeouts.Prefill, c.Timeouts.FirstByte = config.Duration(time.Second), config.Duration(2*time.Second)
 				},
-				engines: []*fakeEngine{
-					{name: "p0", role: "prefill", connector: "sglang", serve: serve},
-					{name: "p1", role: "prefill", connector: "sglang", serve: serve},
+				Engines: []*world.Engine{
+					{Name: "p0", Role: "prefill", Connector: "sglang", Serve: serve},
+					{Name: "p1", Role: "prefill", Connector: "sglang", Serve: serve},
 					hung,
-					{name: "d1", role: "decode", connector: "sglang", serve: func(c *engineConn, _ int) { c.json(200, answer) }},
+					{Name: "d1", Role: "decode", Connector: "sglang", Serve: func(c *world.Conn, _ int) { c.JSON(200, answer) }},
 				},
 			})
-			if a := w.post(completionsPath, completions(false)); a.status != 200 {
-				t.Errorf("got status %d: %s", a.status, a.body)
+			if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 {
+				t.Errorf("got status %d: %s", a.Status, a.Body)
 			}
 			time.Sleep(time.Second) // until the proxy has received prefill's late answer
-			if n := len(w.explained().Legs); n > 4 {
+			if n := len(w.Explained().Legs); n > 4 {
 				t.Errorf("got %d legs: the hung engine received two", n)
 			}
 		})
@@ -287,11 +291,11 @@ func TestHungDecodeIsLeftWithItsPair(t *testing.T) {
 }
 
 // holds reports whether the engine has received the other leg of a pair.
-func (e *fakeEngine) holds(leg seenLeg) bool {
-	_, room, _ := strings.Cut(leg.body, `"bootstrap_room":`)
+func holds(e *world.Engine, leg world.Leg) bool {
+	_, room, _ := strings.Cut(leg.Body, `"bootstrap_room":`)
 	room, _, _ = strings.Cut(room, ",")
-	for _, mine := range e.seen() {
-		if strings.Contains(mine.body, `"bootstrap_room":`+room) {
+	for _, mine := range e.Seen() {
+		if strings.Contains(mine.Body, `"bootstrap_room":`+room) {
 			return true
 		}
 	}
