@@ -1,4 +1,4 @@
-package proxy_test
+package exchange_test
 
 import (
 	"bufio"
