@@ -1,4 +1,4 @@
-package proxy_test
+package cleanup_test
 
 import (
 	"fmt"
@@ -16,8 +16,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
-// The memory for the waiting clean-ups, and the smallest cost of one of them, in bytes.
 const (
+	minPatience = 30 * time.Second // the shortest time for which the proxy repeats a clean-up
+	// The memory for the waiting clean-ups, and the smallest cost of one of them, in bytes.
 	maxQueued = 256 << 20
 	minQueued = 64 << 10
 )
