@@ -1,4 +1,4 @@
-package proxy_test
+package websocket_test
 
 import (
 	"io"
