@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
@@ -42,7 +43,7 @@ func TestOtherRoutes(t *testing.T) {
 			{"GET", "/v1/responses/resp_a", "", ""},
 			{"DELETE", "/v1/responses/resp_a", "", ""},
 		} {
-			for _, coding := range []struct{ name, body string }{{"", tt.body}, {"gzip", world.Gzipped(tt.body)}, {"zstd", world.Zstd(t, tt.body)}} {
+			for _, coding := range []struct{ name, body string }{{"", tt.body}, {"gzip", proxytest.Gzipped(tt.body)}, {"zstd", proxytest.Zstd(t, tt.body)}} {
 				if coding.name != "" && tt.body == "" {
 					continue
 				}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
@@ -48,7 +49,7 @@ func TestRefusalReachesClient(t *testing.T) {
 		{"queue full, in a stream", true, streamed(`{"error":` + queueFull + `}`), 503, `{"error":` + queueFull + `}`, nil},
 		{"429 in a stream", true, streamed(`{"error":{"message":"slow","code":429}}`), 429, `{"error":{"message":"slow","code":429}}`, nil},
 		{"503 with a time", false, refusing(503, "", "Retry-After: 3"), 503, "", map[string]string{"Retry-After": "3"}},
-		{"coded", false, refusing(429, world.Gzipped("slow"), "Content-Encoding: gzip", "Content-Type: text/plain"), 429, world.Gzipped("slow"), map[string]string{"Content-Encoding": "gzip", "Content-Type": "text/plain"}},
+		{"coded", false, refusing(429, proxytest.Gzipped("slow"), "Content-Encoding: gzip", "Content-Type: text/plain"), 429, proxytest.Gzipped("slow"), map[string]string{"Content-Encoding": "gzip", "Content-Type": "text/plain"}},
 		{"401", false, refusing(401, `{}`, `WWW-Authenticate: Bearer realm="x"`), 401, `{}`, map[string]string{"Www-Authenticate": `Bearer realm="x"`}},
 		{"403", false, refusing(403, `{}`), 403, `{}`, nil},
 		{"404", false, refusing(404, `{}`), 404, `{}`, nil},

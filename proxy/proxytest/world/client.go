@@ -1,8 +1,6 @@
 package world
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -12,8 +10,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-
-	"github.com/klauspost/compress/zstd"
 )
 
 // CompletionsPath is the endpoint of most tests.
@@ -27,29 +23,6 @@ func Completions(stream bool) string {
 // Asking is a request for a model.
 func Asking(model string) string {
 	return fmt.Sprintf(`{"model":%q,"prompt":"hi","max_tokens":5}`, model)
-}
-
-// Gzipped returns one gzip member for each part.
-func Gzipped(parts ...string) string {
-	var b bytes.Buffer
-	for _, p := range parts {
-		z := gzip.NewWriter(&b)
-		z.Write([]byte(p))
-		z.Close()
-	}
-	return b.String()
-}
-
-// Zstd returns text as one frame of Zstandard.
-func Zstd(t testing.TB, text string, o ...zstd.EOption) string {
-	var b bytes.Buffer
-	z, err := zstd.NewWriter(&b, append(o, zstd.WithEncoderConcurrency(1))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	z.Write([]byte(text))
-	z.Close()
-	return b.String()
 }
 
 // Answer is the answer that a client received.

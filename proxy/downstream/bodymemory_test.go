@@ -1,4 +1,4 @@
-package exchange_test
+package downstream_test
 
 import (
 	"io"

@@ -1,4 +1,4 @@
-package exchange_test
+package downstream_test
 
 import (
 	"strings"
@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
@@ -27,7 +28,7 @@ func TestClientMemory(t *testing.T) {
 				w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
 					c.Limits.BufferMemory, c.Limits.PerClient = limit, tt.perClient
 				}})
-				coded := world.Gzipped(bodyOf(body))
+				coded := proxytest.Gzipped(bodyOf(body))
 				statuses := make(chan int, requests)
 				var wg sync.WaitGroup
 				for range requests {

@@ -1,4 +1,4 @@
-package exchange_test
+package downstream_test
 
 import (
 	"strings"
@@ -9,18 +9,9 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
-
-// zstdWhole compresses a text. The frame's head contains the size of the text.
-func zstdWhole(t testing.TB, text string) string {
-	z, err := zstd.NewWriter(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer z.Close()
-	return string(z.EncodeAll([]byte(text), nil))
-}
 
 // A body with a Content-Encoding reaches engines decoded, or the proxy rejects it with an
 // error that names the header.
@@ -32,28 +23,28 @@ func TestContentEncoding(t *testing.T) {
 		status             int
 	}{
 		{"plain", "identity", plain, 200},
-		{"gzip", "gzip", world.Gzipped(plain), 200},
-		{"gzip in capitals, with another name", "X-GZIP", world.Gzipped(plain), 200},
-		{"gzip in two members", "gzip", world.Gzipped(plain[:100], plain[100:]), 200},
-		{"zstd", "zstd", world.Zstd(t, plain), 200},
-		{"zstd with its size", " zstd ", zstdWhole(t, plain), 200},
-		{"zstd in two frames", "zstd", world.Zstd(t, plain[:100]) + zstdWhole(t, plain[100:]), 200},
+		{"gzip", "gzip", proxytest.Gzipped(plain), 200},
+		{"gzip in capitals, with another name", "X-GZIP", proxytest.Gzipped(plain), 200},
+		{"gzip in two members", "gzip", proxytest.Gzipped(plain[:100], plain[100:]), 200},
+		{"zstd", "zstd", proxytest.Zstd(t, plain), 200},
+		{"zstd with its size", " zstd ", proxytest.ZstdSized(t, plain), 200},
+		{"zstd in two frames", "zstd", proxytest.Zstd(t, plain[:100]) + proxytest.ZstdSized(t, plain[100:]), 200},
 		{"gzip, plain", "gzip", plain, 400},
 		{"zstd, plain", "zstd", plain, 400},
-		{"gzip cut", "gzip", world.Gzipped(plain)[:50], 400},
-		{"zstd cut", "zstd", world.Zstd(t, plain)[:50], 400},
-		{"gzip with bytes after its end", "gzip", world.Gzipped(plain) + "more", 400},
-		{"zstd with bytes after its end", "zstd", world.Zstd(t, plain) + "more", 400},
-		{"zstd with a window of 16 MiB", "zstd", world.Zstd(t, strings.Repeat(plain, 1700), zstd.WithWindowSize(16<<20)), 400},
+		{"gzip cut", "gzip", proxytest.Gzipped(plain)[:50], 400},
+		{"zstd cut", "zstd", proxytest.Zstd(t, plain)[:50], 400},
+		{"gzip with bytes after its end", "gzip", proxytest.Gzipped(plain) + "more", 400},
+		{"zstd with bytes after its end", "zstd", proxytest.Zstd(t, plain) + "more", 400},
+		{"zstd with a window of 16 MiB", "zstd", proxytest.Zstd(t, strings.Repeat(plain, 1700), zstd.WithWindowSize(16<<20)), 400},
 		{"deflate", "deflate", plain, 415},
 		{"brotli", "br", plain, 415},
 		{"two codings", "gzip, zstd", plain, 415},
-		{"twice the same", "gzip, gzip", world.Gzipped(world.Gzipped(plain)), 415},
-		{"gzip, one byte above the limit", "gzip", world.Gzipped(plain + strings.Repeat(" ", limit+1-len(plain))), 413},
-		{"zstd, one byte above the limit", "zstd", world.Zstd(t, plain+strings.Repeat(" ", limit+1-len(plain))), 413},
-		{"gzip bomb", "gzip", world.Gzipped(strings.Repeat(" ", 20*limit)), 413},
-		{"zstd bomb", "zstd", world.Zstd(t, strings.Repeat(" ", 20*limit)), 413},
-		{"zstd bomb with its size", "zstd", zstdWhole(t, strings.Repeat(" ", 20*limit)), 413},
+		{"twice the same", "gzip, gzip", proxytest.Gzipped(proxytest.Gzipped(plain)), 415},
+		{"gzip, one byte above the limit", "gzip", proxytest.Gzipped(plain + strings.Repeat(" ", limit+1-len(plain))), 413},
+		{"zstd, one byte above the limit", "zstd", proxytest.Zstd(t, plain+strings.Repeat(" ", limit+1-len(plain))), 413},
+		{"gzip bomb", "gzip", proxytest.Gzipped(strings.Repeat(" ", 20*limit)), 413},
+		{"zstd bomb", "zstd", proxytest.Zstd(t, strings.Repeat(" ", 20*limit)), 413},
+		{"zstd bomb with its size", "zstd", proxytest.ZstdSized(t, strings.Repeat(" ", 20*limit)), 413},
 		{"zstd with a size above the real one", "zstd", "\x28\xb5\x2f\xfd\xa0\xff\xff\xff\x7f" + strings.Repeat("a", 20), 413},
 	}
 	for _, tt := range tests {

@@ -1,4 +1,4 @@
-package exchange_test
+package prompt_test
 
 import (
 	"context"
