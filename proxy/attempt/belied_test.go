@@ -36,19 +36,11 @@ func TestPrefillBeliesDecode(t *testing.T) {
 			t.Run(verdict+" "+tt.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					w := world.New(t, world.Setup{Engines: []*world.Engine{
-						{Name: "p", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
-							if c.Leg.Path == "/abort_request" {
-								c.JSON(200, "{}")
-								return
-							}
+						{Name: "p", Role: "prefill", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
 							time.Sleep(3 * time.Second)
 							answer(c)
-						}},
-						{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
-							if c.Leg.Path == "/abort_request" {
-								c.JSON(200, "{}")
-								return
-							}
+						})},
+						{Name: "d", Role: "decode", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
 							if !tt.stream {
 								time.Sleep(tt.ends)
 								c.JSON(200, world.DoneAnswer)
@@ -60,7 +52,7 @@ func TestPrefillBeliesDecode(t *testing.T) {
 							}
 							c.Chunks(world.EventB + world.Done)
 							c.Send("0\r\n\r\n")
-						}},
+						})},
 					}})
 					a := w.Post(world.CompletionsPath, world.Completions(tt.stream))
 					begun := tt.stream
@@ -97,13 +89,9 @@ func TestVerdictThatNeverComes(t *testing.T) {
 		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := world.New(t, world.Setup{Engines: []*world.Engine{
-					{Name: "p", Role: "prefill", Connector: "sglang", Serve: func(c *world.Conn, _ int) {
-						if c.Leg.Path == "/abort_request" {
-							c.JSON(200, "{}")
-							return
-						}
+					{Name: "p", Role: "prefill", Connector: "sglang", Serve: world.Aborting(func(c *world.Conn, _ int) {
 						c.Hold()
-					}},
+					})},
 					{Name: "d", Role: "decode", Connector: "sglang", Serve: func(c *world.Conn, _ int) {
 						if !stream {
 							c.JSON(200, world.DoneAnswer)

@@ -180,13 +180,9 @@ func TestPrefillThatOutlastsDecode(t *testing.T) {
 	for name, aborts := range map[string]int{"vllm-moriio": 0, "vllm-nixl-push": 0, "sglang": 1} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := &world.Engine{Name: "p", Role: "prefill", Connector: name, Serve: func(c *world.Conn, _ int) {
-					if c.Leg.Path == "/abort_request" {
-						c.JSON(200, "{}")
-						return
-					}
+				p := &world.Engine{Name: "p", Role: "prefill", Connector: name, Serve: world.Aborting(func(c *world.Conn, _ int) {
 					c.Hold()
-				}}
+				})}
 				d := &world.Engine{Name: "d", Role: "decode", Connector: name, Serve: func(c *world.Conn, _ int) {
 					time.Sleep(10 * time.Millisecond)
 					c.JSON(200, world.DoneAnswer)

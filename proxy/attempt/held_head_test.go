@@ -34,18 +34,14 @@ func TestHiddenTextIsNoLateKV(t *testing.T) {
 							}
 							c.JSON(200, tt.answer)
 						}},
-						{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
-							if c.Leg.Path == "/abort_request" {
-								c.JSON(200, "{}")
-								return
-							}
+						{Name: "d", Role: "decode", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
 							time.Sleep(1500 * time.Millisecond)
 							c.Send(world.StreamHead)
 							c.Chunks(world.Opening)
 							time.Sleep(20 * time.Second)
 							c.Chunks(stream)
 							c.Send("0\r\n\r\n")
-						}},
+						})},
 					},
 				})
 				if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Status != 200 || a.Body != world.Opening+stream {

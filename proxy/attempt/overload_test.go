@@ -170,13 +170,9 @@ func TestOverloadedConcurrentLegs(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				serve := func(leg func(*world.Conn)) func(*world.Conn, int) {
-					return func(c *world.Conn, _ int) {
-						if c.Leg.Path == "/abort_request" {
-							c.JSON(200, "{}")
-							return
-						}
+					return world.Aborting(func(c *world.Conn, _ int) {
 						leg(c)
-					}
+					})
 				}
 				p := &world.Engine{Name: "p", Role: "prefill", Connector: "sglang", Serve: serve(tt.prefill)}
 				d := &world.Engine{Name: "d", Role: "decode", Connector: "sglang", Serve: serve(tt.decode)}

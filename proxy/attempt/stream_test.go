@@ -393,11 +393,7 @@ func TestBegunStreamOwesNothing(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					w := world.New(t, world.Setup{Engines: []*world.Engine{
 						{Name: "p", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, _ int) { c.JSON(200, tt.answer) }},
-						{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
-							if c.Leg.Path == "/abort_request" {
-								c.JSON(200, "{}")
-								return
-							}
+						{Name: "d", Role: "decode", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
 							time.Sleep(time.Second) // until prefill has answered
 							c.Send(world.StreamHead)
 							c.Chunks(world.EventA)
@@ -406,7 +402,7 @@ func TestBegunStreamOwesNothing(t *testing.T) {
 								return
 							}
 							c.Hold()
-						}},
+						})},
 					}})
 					ctx, leave := context.WithCancel(t.Context())
 					defer leave()

@@ -112,3 +112,14 @@ func Holding(id string) func(c *Conn, nth int) {
 func PrefillAnswers(c *Conn, _ int) {
 	c.JSON(200, `{"choices":[{"text":"a"}],"kv_transfer_params":`+KVParams+`,"usage":{"prompt_tokens":7,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":4}}}`)
 }
+
+// Aborting answers the calls that abort a request with 200, and all other requests with serve.
+func Aborting(serve func(c *Conn, nth int)) func(c *Conn, nth int) {
+	return func(c *Conn, nth int) {
+		if c.Leg.Path == "/abort_request" {
+			c.JSON(200, "{}")
+			return
+		}
+		serve(c, nth)
+	}
+}
