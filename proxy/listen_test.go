@@ -193,45 +193,43 @@ func TestSlowClients(t *testing.T) {
 	}
 	for _, tt := range tests {
 		for _, drain := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, drain %v", tt.name, drain), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					o := world.Setup{}
-					if tt.tls {
-						var err error
-						if o.Certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
-							t.Fatal(err)
-						}
-					}
-					w := newWorld(t, o)
-					conn, err := w.Public.Dial()
-					if err != nil {
+			world.Run(t, fmt.Sprintf("%s, drain %v", tt.name, drain), func(t *testing.T) {
+				o := world.Setup{}
+				if tt.tls {
+					var err error
+					if o.Certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
 						t.Fatal(err)
 					}
-					defer conn.Close()
-					begin := time.Now()
-					gone := make(chan time.Duration, 1)
-					go func() {
-						io.Copy(io.Discard, conn)
-						gone <- time.Since(begin)
-					}()
-					io.WriteString(conn, tt.sent)
-					synctest.Wait()
-					if drain {
-						if err := w.Stop(); err != nil {
-							t.Errorf("got %v, want a drain without cut exchanges", err)
-						}
-						if d := <-gone; d > limit {
-							t.Errorf("the drain took too long: %v", d)
-						}
-						if d := time.Since(begin); tt.tls && d > time.Second {
-							t.Errorf("the drain took %v with an incomplete handshake", d)
-						}
-						return
+				}
+				w := newWorld(t, o)
+				conn, err := w.Public.Dial()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				begin := time.Now()
+				gone := make(chan time.Duration, 1)
+				go func() {
+					io.Copy(io.Discard, conn)
+					gone <- time.Since(begin)
+				}()
+				io.WriteString(conn, tt.sent)
+				synctest.Wait()
+				if drain {
+					if err := w.Stop(); err != nil {
+						t.Errorf("got %v, want a drain without cut exchanges", err)
 					}
-					if d := <-gone; d < tt.after || d > tt.after+2*time.Second {
-						t.Errorf("connection closed after %v, want %v", d, tt.after)
+					if d := <-gone; d > limit {
+						t.Errorf("the drain took too long: %v", d)
 					}
-				})
+					if d := time.Since(begin); tt.tls && d > time.Second {
+						t.Errorf("the drain took %v with an incomplete handshake", d)
+					}
+					return
+				}
+				if d := <-gone; d < tt.after || d > tt.after+2*time.Second {
+					t.Errorf("connection closed after %v, want %v", d, tt.after)
+				}
 			})
 		}
 	}

@@ -202,25 +202,23 @@ func TestRefusedUnread(t *testing.T) {
 		{"coded", "POST", world.CompletionsPath, 1000, 415},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, world.Setup{Keys: world.KeyLine("team", "good")})
-				conn, err := w.Public.Dial()
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer conn.Close()
-				key := ""
-				if tt.status == 413 || tt.status == 415 {
-					key = "Authorization: Bearer good\r\n"
-				}
-				fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: proxy\r\n%sContent-Encoding: br\r\nContent-Length: %d\r\n\r\n{", tt.method, tt.path, key, tt.length)
-				begin := time.Now()
-				text, _ := io.ReadAll(conn) // until the proxy closes the connection
-				if took := time.Since(begin); took > 2*time.Second || !strings.HasPrefix(string(text), fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
-					t.Errorf("after %v: %q", took, text)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			w := newWorld(t, world.Setup{Keys: world.KeyLine("team", "good")})
+			conn, err := w.Public.Dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			key := ""
+			if tt.status == 413 || tt.status == 415 {
+				key = "Authorization: Bearer good\r\n"
+			}
+			fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: proxy\r\n%sContent-Encoding: br\r\nContent-Length: %d\r\n\r\n{", tt.method, tt.path, key, tt.length)
+			begin := time.Now()
+			text, _ := io.ReadAll(conn) // until the proxy closes the connection
+			if took := time.Since(begin); took > 2*time.Second || !strings.HasPrefix(string(text), fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
+				t.Errorf("after %v: %q", took, text)
+			}
 		})
 	}
 }

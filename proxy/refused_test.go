@@ -50,18 +50,16 @@ func TestAdminUnread(t *testing.T) {
 		{"long answer", "GET /metrics HTTP/1.1" + json, 200, 2 * unreadWait},
 		{"body that is read", "POST /v1/engines HTTP/1.1" + json, 400, operatorBody + 2*unreadWait},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, world.Setup{})
-				head := tt.head
-				if tt.status != 401 {
-					head += "\r\nAuthorization: Bearer " + world.AdminToken
-				}
-				text, took := exchangeUnended(t, w.Admin, head)
-				if took > tt.within || !strings.HasPrefix(text, fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
-					t.Errorf("after %v: %.200q", took, text)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			w := newWorld(t, world.Setup{})
+			head := tt.head
+			if tt.status != 401 {
+				head += "\r\nAuthorization: Bearer " + world.AdminToken
+			}
+			text, took := exchangeUnended(t, w.Admin, head)
+			if took > tt.within || !strings.HasPrefix(text, fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
+				t.Errorf("after %v: %.200q", took, text)
+			}
 		})
 	}
 }
@@ -121,33 +119,31 @@ func TestConnectionAfterStoppedBody(t *testing.T) {
 		{"public", "POST /v1/completions HTTP/1.1", false, 408},
 		{"admin", "POST /v1/engines HTTP/1.1\r\nAuthorization: Bearer " + world.AdminToken, true, 400},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, world.Setup{})
-				l := w.Public
-				if tt.admin {
-					l = w.Admin
-				}
-				conn, err := l.Dial()
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer conn.Close()
-				head := tt.head + "\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
-				fmt.Fprint(conn, head+"10\r\n\r\n{")
-				in := bufio.NewReader(conn)
-				resp, err := http.ReadResponse(in, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != tt.status || !resp.Close {
-					t.Errorf("answer: got %d, close %v, %v", resp.StatusCode, resp.Close, err)
-				}
-				go fmt.Fprint(conn, "        }"+head+"2\r\n\r\n{}") // fails when the proxy closes the connection
-				if text, _ := io.ReadAll(in); len(text) > 0 {
-					t.Errorf("another answer: %q", text)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			w := newWorld(t, world.Setup{})
+			l := w.Public
+			if tt.admin {
+				l = w.Admin
+			}
+			conn, err := l.Dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			head := tt.head + "\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
+			fmt.Fprint(conn, head+"10\r\n\r\n{")
+			in := bufio.NewReader(conn)
+			resp, err := http.ReadResponse(in, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != tt.status || !resp.Close {
+				t.Errorf("answer: got %d, close %v, %v", resp.StatusCode, resp.Close, err)
+			}
+			go fmt.Fprint(conn, "        }"+head+"2\r\n\r\n{}") // fails when the proxy closes the connection
+			if text, _ := io.ReadAll(in); len(text) > 0 {
+				t.Errorf("another answer: %q", text)
+			}
 		})
 	}
 }

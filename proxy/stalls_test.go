@@ -36,41 +36,39 @@ func TestUnreadAnswers(t *testing.T) {
 		{"refused body", "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{]", false, false},
 		{"operators", "GET /v1/engines HTTP/1.1\r\nHost: a\r\n\r\n", true, false},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := world.Setup{Config: func(c *config.Config) { c.Server.WriteTimeout = config.Duration(limit) }}
-				if tt.tls {
-					var err error
-					if o.Certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
-						t.Fatal(err)
-					}
-				}
-				w := newWorld(t, o)
-				dial := w.Public.Dial
-				if tt.admin {
-					dial = w.Admin.Dial
-				}
-				pipe, err := dial()
-				if err != nil {
+		world.Run(t, tt.name, func(t *testing.T) {
+			o := world.Setup{Config: func(c *config.Config) { c.Server.WriteTimeout = config.Duration(limit) }}
+			if tt.tls {
+				var err error
+				if o.Certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
 					t.Fatal(err)
 				}
-				defer pipe.Close()
-				c := pipe
-				if tt.tls {
-					c = tls.Client(pipe, &tls.Config{InsecureSkipVerify: true})
-				}
-				io.WriteString(c, tt.request)
-				time.Sleep(limit)
-				synctest.Wait()
-				if hungUp(pipe) {
-					t.Error("the proxy closed the connection before the limit")
-				}
-				time.Sleep(2 * time.Second)
-				synctest.Wait()
-				if !hungUp(pipe) {
-					t.Error("the proxy did not close the connection at the limit")
-				}
-			})
+			}
+			w := newWorld(t, o)
+			dial := w.Public.Dial
+			if tt.admin {
+				dial = w.Admin.Dial
+			}
+			pipe, err := dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer pipe.Close()
+			c := pipe
+			if tt.tls {
+				c = tls.Client(pipe, &tls.Config{InsecureSkipVerify: true})
+			}
+			io.WriteString(c, tt.request)
+			time.Sleep(limit)
+			synctest.Wait()
+			if hungUp(pipe) {
+				t.Error("the proxy closed the connection before the limit")
+			}
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			if !hungUp(pipe) {
+				t.Error("the proxy did not close the connection at the limit")
+			}
 		})
 	}
 }
@@ -86,41 +84,39 @@ func hungUp(c net.Conn) bool {
 // connection stays open.
 func TestUnreadStreams(t *testing.T) {
 	for _, path := range []string{"/v1/models", "/health", "/nothing", "/v1/completions"} {
-		t.Run(path, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const limit = 10 * time.Second
-				w := newWorld(t, world.Setup{Config: func(c *config.Config) { c.Server.WriteTimeout = config.Duration(limit) }})
-				c, err := w.Public.Dial()
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer c.Close()
-				frames := http2.NewFramer(c, c)
-				reset := make(chan time.Duration, 1)
-				begun := time.Now()
-				go func() {
-					for {
-						f, err := frames.ReadFrame()
-						if err != nil {
-							return
-						}
-						if f.Header().Type == http2.FrameRSTStream {
-							reset <- time.Since(begun)
-						}
+		world.Run(t, path, func(t *testing.T) {
+			const limit = 10 * time.Second
+			w := newWorld(t, world.Setup{Config: func(c *config.Config) { c.Server.WriteTimeout = config.Duration(limit) }})
+			c, err := w.Public.Dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			frames := http2.NewFramer(c, c)
+			reset := make(chan time.Duration, 1)
+			begun := time.Now()
+			go func() {
+				for {
+					f, err := frames.ReadFrame()
+					if err != nil {
+						return
 					}
-				}()
-				io.WriteString(c, http2.ClientPreface)
-				frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-				var head bytes.Buffer
-				fields := hpack.NewEncoder(&head)
-				for _, f := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":path", path}, {":authority", "a"}} {
-					fields.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+					if f.Header().Type == http2.FrameRSTStream {
+						reset <- time.Since(begun)
+					}
 				}
-				frames.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: head.Bytes(), EndHeaders: true, EndStream: true})
-				if d := <-reset; d < limit || d > limit+time.Second {
-					t.Errorf("reset after %v", d)
-				}
-			})
+			}()
+			io.WriteString(c, http2.ClientPreface)
+			frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+			var head bytes.Buffer
+			fields := hpack.NewEncoder(&head)
+			for _, f := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":path", path}, {":authority", "a"}} {
+				fields.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+			}
+			frames.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: head.Bytes(), EndHeaders: true, EndStream: true})
+			if d := <-reset; d < limit || d > limit+time.Second {
+				t.Errorf("reset after %v", d)
+			}
 		})
 	}
 }

@@ -134,36 +134,34 @@ func TestStopAcceptingKeepAlive(t *testing.T) {
 // requests. A signal starts the same drain as before StopAccepting.
 func TestStopAcceptingEnds(t *testing.T) {
 	for _, signal := range []bool{false, true} {
-		t.Run(fmt.Sprintf("signal %t", signal), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, world.Setup{
-					Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
-						c.Send(world.StreamHead)
-						c.Chunks(world.EventA)
-						c.Hold()
-					}}},
-					Config: func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(24 * time.Hour) },
-				})
-				resp := world.Open(t, t.Context(), w.Client, world.Completions(true))
-				w.Stopped.Store(true)
-				w.Front.StopAccepting()
-				begin, limit := time.Now(), time.Hour
-				if signal {
-					time.AfterFunc(time.Minute, w.End)
-					limit = time.Minute + 30*time.Second
-				}
-				body, err := io.ReadAll(resp.Body)
-				if err != nil || !strings.Contains(string(body), `"code":"draining"`) {
-					t.Errorf("%v: %q", err, body)
-				}
-				if d := time.Since(begin); d != limit {
-					t.Errorf("aborted after %v, want %v", d, limit)
-				}
-				w.Client.CloseIdleConnections()
-				if err := <-w.Over; err == nil || !strings.Contains(err.Error(), "1 exchanges were cut after") {
-					t.Errorf("its end: %v", err)
-				}
+		world.Run(t, fmt.Sprintf("signal %t", signal), func(t *testing.T) {
+			w := newWorld(t, world.Setup{
+				Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
+					c.Send(world.StreamHead)
+					c.Chunks(world.EventA)
+					c.Hold()
+				}}},
+				Config: func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(24 * time.Hour) },
 			})
+			resp := world.Open(t, t.Context(), w.Client, world.Completions(true))
+			w.Stopped.Store(true)
+			w.Front.StopAccepting()
+			begin, limit := time.Now(), time.Hour
+			if signal {
+				time.AfterFunc(time.Minute, w.End)
+				limit = time.Minute + 30*time.Second
+			}
+			body, err := io.ReadAll(resp.Body)
+			if err != nil || !strings.Contains(string(body), `"code":"draining"`) {
+				t.Errorf("%v: %q", err, body)
+			}
+			if d := time.Since(begin); d != limit {
+				t.Errorf("aborted after %v, want %v", d, limit)
+			}
+			w.Client.CloseIdleConnections()
+			if err := <-w.Over; err == nil || !strings.Contains(err.Error(), "1 exchanges were cut after") {
+				t.Errorf("its end: %v", err)
+			}
 		})
 	}
 }

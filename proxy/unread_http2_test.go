@@ -29,40 +29,38 @@ func TestAnswerIsReadBehindTheBodyHTTP2(t *testing.T) {
 		{"too large, the rest never arrives", world.CompletionsPath, "413", false, "NO_ERROR"},
 		{"not found, the rest never arrives", "/nothing", "404", false, "NO_ERROR"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, world.Setup{Config: func(c *config.Config) { c.Server.MaxBody = 1000 }})
-				c, err := w.Public.Dial()
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer c.Close()
-				s := &streamFrames{frames: http2.NewFramer(c, c)}
-				go s.read()
-				io.WriteString(c, http2.ClientPreface)
-				s.frames.WriteSettings()
-				var head bytes.Buffer
-				fields := hpack.NewEncoder(&head)
-				for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", tt.path}, {":authority", "a"}, {"content-length", "20000"}} {
-					fields.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
-				}
-				s.frames.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: head.Bytes(), EndHeaders: true})
-				s.frames.WriteData(1, false, make([]byte, 10000))
-				time.Sleep(unreadWait / 2)
-				synctest.Wait()
-				if got := s.got(); got.status != tt.status || !strings.Contains(got.body, "error") || got.reset != "" {
-					t.Errorf("before the end of the body: %+v", got)
-				}
-				if tt.goesOn {
-					s.frames.WriteData(1, true, make([]byte, 10000))
-				} else {
-					time.Sleep(2 * unreadWait)
-				}
-				synctest.Wait()
-				if got := s.got(); !got.ended || got.reset != tt.reset {
-					t.Errorf("got %+v, want reset %q", got, tt.reset)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			w := newWorld(t, world.Setup{Config: func(c *config.Config) { c.Server.MaxBody = 1000 }})
+			c, err := w.Public.Dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			s := &streamFrames{frames: http2.NewFramer(c, c)}
+			go s.read()
+			io.WriteString(c, http2.ClientPreface)
+			s.frames.WriteSettings()
+			var head bytes.Buffer
+			fields := hpack.NewEncoder(&head)
+			for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", tt.path}, {":authority", "a"}, {"content-length", "20000"}} {
+				fields.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+			}
+			s.frames.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: head.Bytes(), EndHeaders: true})
+			s.frames.WriteData(1, false, make([]byte, 10000))
+			time.Sleep(unreadWait / 2)
+			synctest.Wait()
+			if got := s.got(); got.status != tt.status || !strings.Contains(got.body, "error") || got.reset != "" {
+				t.Errorf("before the end of the body: %+v", got)
+			}
+			if tt.goesOn {
+				s.frames.WriteData(1, true, make([]byte, 10000))
+			} else {
+				time.Sleep(2 * unreadWait)
+			}
+			synctest.Wait()
+			if got := s.got(); !got.ended || got.reset != tt.reset {
+				t.Errorf("got %+v, want reset %q", got, tt.reset)
+			}
 		})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
@@ -33,51 +32,49 @@ func TestPrefillBeliesDecode(t *testing.T) {
 			{"a whole answer", "sglang", false, time.Second, true},
 			{"a stream of vLLM", "vllm-moriio", true, 10 * time.Second, false},
 		} {
-			t.Run(verdict+" "+tt.name, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					w := world.New(t, world.Setup{Engines: []*world.Engine{
-						{Name: "p", Role: "prefill", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
-							time.Sleep(3 * time.Second)
-							answer(c)
-						})},
-						{Name: "d", Role: "decode", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
-							if !tt.stream {
-								time.Sleep(tt.ends)
-								c.JSON(200, world.DoneAnswer)
-								return
-							}
-							c.Send(world.StreamHead)
-							for start := time.Now(); time.Since(start) < tt.ends && time.Since(start) < time.Minute; time.Sleep(time.Second) {
-								c.Chunks(world.EventA)
-							}
-							c.Chunks(world.EventB + world.Done)
-							c.Send("0\r\n\r\n")
-						})},
-					}})
-					a := w.Post(world.CompletionsPath, world.Completions(tt.stream))
-					begun := tt.stream
-					switch {
-					case verdict == "good" || !tt.wrong:
-						if complete := !tt.stream || strings.HasSuffix(a.Body, world.EventB+world.Done); a.Status != 200 || !complete {
-							t.Errorf("got status %d: %q", a.Status, a.Body)
+			world.Run(t, verdict+" "+tt.name, func(t *testing.T) {
+				w := world.New(t, world.Setup{Engines: []*world.Engine{
+					{Name: "p", Role: "prefill", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
+						time.Sleep(3 * time.Second)
+						answer(c)
+					})},
+					{Name: "d", Role: "decode", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
+						if !tt.stream {
+							time.Sleep(tt.ends)
+							c.JSON(200, world.DoneAnswer)
+							return
 						}
-					case begun:
-						if !strings.HasPrefix(a.Body, world.EventA) || !strings.HasSuffix(a.Body, world.Broken) || strings.Contains(a.Body, world.Done) || strings.Count(a.Body, world.EventA) > 4 {
-							t.Errorf("got %q", a.Body)
+						c.Send(world.StreamHead)
+						for start := time.Now(); time.Since(start) < tt.ends && time.Since(start) < time.Minute; time.Sleep(time.Second) {
+							c.Chunks(world.EventA)
 						}
-						if n := w.Metric("pdproxy_broken_streams_total"); n != 1 {
-							t.Errorf("%v broken streams", n)
-						}
-					default:
-						if a.Status < 400 {
-							t.Errorf("got status %d: %q", a.Status, a.Body)
-						}
+						c.Chunks(world.EventB + world.Done)
+						c.Send("0\r\n\r\n")
+					})},
+				}})
+				a := w.Post(world.CompletionsPath, world.Completions(tt.stream))
+				begun := tt.stream
+				switch {
+				case verdict == "good" || !tt.wrong:
+					if complete := !tt.stream || strings.HasSuffix(a.Body, world.EventB+world.Done); a.Status != 200 || !complete {
+						t.Errorf("got status %d: %q", a.Status, a.Body)
 					}
-					time.Sleep(time.Minute) // clean-ups
-					if n := w.Metric("pdproxy_kv_cleanups_total", "abort_rid"); (n > 0) != (tt.wrong && verdict != "good") {
-						t.Errorf("%v aborts", n)
+				case begun:
+					if !strings.HasPrefix(a.Body, world.EventA) || !strings.HasSuffix(a.Body, world.Broken) || strings.Contains(a.Body, world.Done) || strings.Count(a.Body, world.EventA) > 4 {
+						t.Errorf("got %q", a.Body)
 					}
-				})
+					if n := w.Metric("pdproxy_broken_streams_total"); n != 1 {
+						t.Errorf("%v broken streams", n)
+					}
+				default:
+					if a.Status < 400 {
+						t.Errorf("got status %d: %q", a.Status, a.Body)
+					}
+				}
+				time.Sleep(time.Minute) // clean-ups
+				if n := w.Metric("pdproxy_kv_cleanups_total", "abort_rid"); (n > 0) != (tt.wrong && verdict != "good") {
+					t.Errorf("%v aborts", n)
+				}
 			})
 		}
 	}
@@ -86,27 +83,25 @@ func TestPrefillBeliesDecode(t *testing.T) {
 // If prefill never answers, a complete answer of decode waits for timeouts.cleanup.
 func TestVerdictThatNeverComes(t *testing.T) {
 	for _, stream := range []bool{false, true} {
-		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := world.New(t, world.Setup{Engines: []*world.Engine{
-					{Name: "p", Role: "prefill", Connector: "sglang", Serve: world.Aborting(func(c *world.Conn, _ int) {
-						c.Hold()
-					})},
-					{Name: "d", Role: "decode", Connector: "sglang", Serve: func(c *world.Conn, _ int) {
-						if !stream {
-							c.JSON(200, world.DoneAnswer)
-							return
-						}
-						c.Stream(world.EventA, world.Done)
-					}},
-				}})
-				start := time.Now()
-				a := w.Post(world.CompletionsPath, world.Completions(stream))
-				if a.Status != 200 || stream && a.Body != world.EventA+world.Done || time.Since(start) > 11*time.Second {
-					t.Errorf("got status %d after %v: %q", a.Status, time.Since(start), a.Body)
-				}
-				time.Sleep(time.Minute)
-			})
+		world.Run(t, fmt.Sprint("stream ", stream), func(t *testing.T) {
+			w := world.New(t, world.Setup{Engines: []*world.Engine{
+				{Name: "p", Role: "prefill", Connector: "sglang", Serve: world.Aborting(func(c *world.Conn, _ int) {
+					c.Hold()
+				})},
+				{Name: "d", Role: "decode", Connector: "sglang", Serve: func(c *world.Conn, _ int) {
+					if !stream {
+						c.JSON(200, world.DoneAnswer)
+						return
+					}
+					c.Stream(world.EventA, world.Done)
+				}},
+			}})
+			start := time.Now()
+			a := w.Post(world.CompletionsPath, world.Completions(stream))
+			if a.Status != 200 || stream && a.Body != world.EventA+world.Done || time.Since(start) > 11*time.Second {
+				t.Errorf("got status %d after %v: %q", a.Status, time.Since(start), a.Body)
+			}
+			time.Sleep(time.Minute)
 		})
 	}
 }

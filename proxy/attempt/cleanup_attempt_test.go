@@ -114,28 +114,26 @@ func TestKeyOfACleanup(t *testing.T) {
 		"of the client": {"", "Bearer secret"},
 		"of the proxy":  {world.KeyLine("alice", "secret"), ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				sent := make(chan string, 1)
-				w := world.New(t, world.Setup{Keys: tt.keys, Engines: []*world.Engine{
-					{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.NamedAnswer) }},
-					{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
-						if strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
-							sent <- c.Leg.Header.Get("Authorization")
-							c.Send(world.StreamHead)
-							c.Hold()
-							return
-						}
-						c.HangUp()
-					}},
-				}, Config: func(c *config.Config) { c.Retry.Attempts = 1 }})
-				if a := w.Post(world.CompletionsPath, world.Completions(false), "Authorization", "Bearer secret"); a.Status != 502 {
-					t.Errorf("got status %d: %s", a.Status, a.Body)
-				}
-				if got := <-sent; got != tt.want {
-					t.Errorf("Authorization of the clean-up: got %q, want %q", got, tt.want)
-				}
-			})
+		world.Run(t, name, func(t *testing.T) {
+			sent := make(chan string, 1)
+			w := world.New(t, world.Setup{Keys: tt.keys, Engines: []*world.Engine{
+				{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.NamedAnswer) }},
+				{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
+					if strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
+						sent <- c.Leg.Header.Get("Authorization")
+						c.Send(world.StreamHead)
+						c.Hold()
+						return
+					}
+					c.HangUp()
+				}},
+			}, Config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+			if a := w.Post(world.CompletionsPath, world.Completions(false), "Authorization", "Bearer secret"); a.Status != 502 {
+				t.Errorf("got status %d: %s", a.Status, a.Body)
+			}
+			if got := <-sent; got != tt.want {
+				t.Errorf("Authorization of the clean-up: got %q, want %q", got, tt.want)
+			}
 		})
 	}
 }
@@ -178,25 +176,23 @@ func TestDecodeThatFailedIsAskedLast(t *testing.T) {
 // engines, and sends decode, which is done, nothing.
 func TestPrefillThatOutlastsDecode(t *testing.T) {
 	for name, aborts := range map[string]int{"vllm-moriio": 0, "vllm-nixl-push": 0, "sglang": 1} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := &world.Engine{Name: "p", Role: "prefill", Connector: name, Serve: world.Aborting(func(c *world.Conn, _ int) {
-					c.Hold()
-				})}
-				d := &world.Engine{Name: "d", Role: "decode", Connector: name, Serve: func(c *world.Conn, _ int) {
-					time.Sleep(10 * time.Millisecond)
-					c.JSON(200, world.DoneAnswer)
-				}}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}})
-				if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 {
-					t.Errorf("got status %d: %s", a.Status, a.Body)
-				}
-				time.Sleep(minPatience)
-				synctest.Wait()
-				if n := w.Metric("pdproxy_kv_cleanups_total"); int(n) != aborts || len(p.Seen()) != 1+aborts || len(d.Seen()) != 1 {
-					t.Errorf("got %v counted clean-ups, %d requests to prefill and %d to decode", n, len(p.Seen()), len(d.Seen()))
-				}
-			})
+		world.Run(t, name, func(t *testing.T) {
+			p := &world.Engine{Name: "p", Role: "prefill", Connector: name, Serve: world.Aborting(func(c *world.Conn, _ int) {
+				c.Hold()
+			})}
+			d := &world.Engine{Name: "d", Role: "decode", Connector: name, Serve: func(c *world.Conn, _ int) {
+				time.Sleep(10 * time.Millisecond)
+				c.JSON(200, world.DoneAnswer)
+			}}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}})
+			if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 {
+				t.Errorf("got status %d: %s", a.Status, a.Body)
+			}
+			time.Sleep(minPatience)
+			synctest.Wait()
+			if n := w.Metric("pdproxy_kv_cleanups_total"); int(n) != aborts || len(p.Seen()) != 1+aborts || len(d.Seen()) != 1 {
+				t.Errorf("got %v counted clean-ups, %d requests to prefill and %d to decode", n, len(p.Seen()), len(d.Seen()))
+			}
 		})
 	}
 }

@@ -71,17 +71,15 @@ func (l *leaving) count(n int) int {
 // than the time limit of other clean-ups. It may also wait longer for its turn.
 func TestPromptsAgainHaveTheirTime(t *testing.T) {
 	for name, clients := range map[string]int{"one": 1, "more than the limit": 3 * maxPrompts} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := newLeaving(t, clients)
-				time.Sleep(time.Duration(clients+1) * leavingPrefill)
-				if n := l.Cleaned("prefill_again"); n != float64(clients) || l.Cleaned("engine_timeout") != 0 {
-					t.Errorf("got %v of %d freed, %v left to the time-out of the engine", n, clients, l.Cleaned("engine_timeout"))
-				}
-				if most := l.count(0); most > maxPrompts {
-					t.Errorf("got %d prompts at the same time", most)
-				}
-			})
+		world.Run(t, name, func(t *testing.T) {
+			l := newLeaving(t, clients)
+			time.Sleep(time.Duration(clients+1) * leavingPrefill)
+			if n := l.Cleaned("prefill_again"); n != float64(clients) || l.Cleaned("engine_timeout") != 0 {
+				t.Errorf("got %v of %d freed, %v left to the time-out of the engine", n, clients, l.Cleaned("engine_timeout"))
+			}
+			if most := l.count(0); most > maxPrompts {
+				t.Errorf("got %d prompts at the same time", most)
+			}
 		})
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy"
@@ -63,23 +62,21 @@ func TestEventsPastNetHTTP(t *testing.T) {
 	}
 	for _, tt := range tests {
 		for cut := 1; cut < len(whole); cut += 7 {
-			t.Run(fmt.Sprint(tt.name, " ", cut), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					e := &world.Engine{Serve: func(c *world.Conn, _ int) {
-						c.Send(world.StreamHead)
-						c.Chunks(world.EventA) // this write includes the head
-						rest := whole[len(world.EventA):]
-						for n := min(cut, len(rest)); n > 0; n = min(cut, len(rest)) {
-							c.Chunks(rest[:n])
-							rest = rest[n:]
-						}
-						c.Send("0\r\n\r\n")
-					}}
-					w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Options: func(d *proxy.Options) { d.Wrap = tt.wrap }})
-					if got := streamBytes(t, w, tt.proto); got != tt.want {
-						t.Errorf("got  %q\nwant %q", got, tt.want)
+			world.Run(t, fmt.Sprint(tt.name, " ", cut), func(t *testing.T) {
+				e := &world.Engine{Serve: func(c *world.Conn, _ int) {
+					c.Send(world.StreamHead)
+					c.Chunks(world.EventA) // this write includes the head
+					rest := whole[len(world.EventA):]
+					for n := min(cut, len(rest)); n > 0; n = min(cut, len(rest)) {
+						c.Chunks(rest[:n])
+						rest = rest[n:]
 					}
-				})
+					c.Send("0\r\n\r\n")
+				}}
+				w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Options: func(d *proxy.Options) { d.Wrap = tt.wrap }})
+				if got := streamBytes(t, w, tt.proto); got != tt.want {
+					t.Errorf("got  %q\nwant %q", got, tt.want)
+				}
 			})
 		}
 	}

@@ -19,39 +19,37 @@ func TestHiddenTextIsNoLateKV(t *testing.T) {
 		{"vllm-nixl", world.NIXLAnswer},
 		{"trtllm", world.TRTAnswer},
 	} {
-		t.Run(tt.connector, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const stream = "data: " + world.DoneAnswer + "\n\n" + world.Done
-				w := world.New(t, world.Setup{
-					Config: func(c *config.Config) {
-						c.Timeouts.Handshake, c.Timeouts.Transfer, c.Timeouts.DeferredWrite = config.Duration(time.Second), config.Duration(2*time.Second), config.Duration(time.Second)
-						c.Retry.Attempts = 1
-					},
-					Engines: []*world.Engine{
-						{Name: "p", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
-							if c.Leg.Path != "/abort_request" {
-								time.Sleep(time.Second)
-							}
-							c.JSON(200, tt.answer)
-						}},
-						{Name: "d", Role: "decode", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
-							time.Sleep(1500 * time.Millisecond)
-							c.Send(world.StreamHead)
-							c.Chunks(world.Opening)
-							time.Sleep(20 * time.Second)
-							c.Chunks(stream)
-							c.Send("0\r\n\r\n")
-						})},
-					},
-				})
-				if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Status != 200 || a.Body != world.Opening+stream {
-					t.Errorf("got status %d: %q", a.Status, a.Body)
-				}
-				if p := w.Registry.Pairs()[0]; p.Failures != 0 || p.State != "ready" {
-					t.Errorf("pair %+v", p)
-				}
-				time.Sleep(time.Minute) // clean-ups
+		world.Run(t, tt.connector, func(t *testing.T) {
+			const stream = "data: " + world.DoneAnswer + "\n\n" + world.Done
+			w := world.New(t, world.Setup{
+				Config: func(c *config.Config) {
+					c.Timeouts.Handshake, c.Timeouts.Transfer, c.Timeouts.DeferredWrite = config.Duration(time.Second), config.Duration(2*time.Second), config.Duration(time.Second)
+					c.Retry.Attempts = 1
+				},
+				Engines: []*world.Engine{
+					{Name: "p", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
+						if c.Leg.Path != "/abort_request" {
+							time.Sleep(time.Second)
+						}
+						c.JSON(200, tt.answer)
+					}},
+					{Name: "d", Role: "decode", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
+						time.Sleep(1500 * time.Millisecond)
+						c.Send(world.StreamHead)
+						c.Chunks(world.Opening)
+						time.Sleep(20 * time.Second)
+						c.Chunks(stream)
+						c.Send("0\r\n\r\n")
+					})},
+				},
 			})
+			if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Status != 200 || a.Body != world.Opening+stream {
+				t.Errorf("got status %d: %q", a.Status, a.Body)
+			}
+			if p := w.Registry.Pairs()[0]; p.Failures != 0 || p.State != "ready" {
+				t.Errorf("pair %+v", p)
+			}
+			time.Sleep(time.Minute) // clean-ups
 		})
 	}
 }
@@ -106,54 +104,52 @@ func TestOpenedAnswerHasReadTheKV(t *testing.T) {
 		{"trtllm", world.TRTAnswer},
 	} {
 		for _, end := range []string{"client leaves", "decode hangs", "decode dies"} {
-			t.Run(tt.connector+" "+end, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					cleanups := 0
-					prefill := func(c *world.Conn, _ int) {
-						if strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
-							cleanups++
-						}
-						c.JSON(200, tt.answer)
+			world.Run(t, tt.connector+" "+end, func(t *testing.T) {
+				cleanups := 0
+				prefill := func(c *world.Conn, _ int) {
+					if strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
+						cleanups++
 					}
-					w := world.New(t, world.Setup{
-						Config: func(c *config.Config) { c.Retry.Attempts = 1; c.Timeouts.StreamIdle = config.Duration(5 * time.Second) },
-						Engines: []*world.Engine{
-							{Name: "p", Role: "prefill", Connector: tt.connector, Serve: prefill},
-							{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, nth int) {
-								if nth > 1 {
-									prefill(c, nth)
-									return
-								}
+					c.JSON(200, tt.answer)
+				}
+				w := world.New(t, world.Setup{
+					Config: func(c *config.Config) { c.Retry.Attempts = 1; c.Timeouts.StreamIdle = config.Duration(5 * time.Second) },
+					Engines: []*world.Engine{
+						{Name: "p", Role: "prefill", Connector: tt.connector, Serve: prefill},
+						{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, nth int) {
+							if nth > 1 {
+								prefill(c, nth)
+								return
+							}
+							time.Sleep(time.Second)
+							c.Send(world.StreamHead)
+							c.Chunks(world.Opening)
+							if end == "decode dies" {
 								time.Sleep(time.Second)
-								c.Send(world.StreamHead)
-								c.Chunks(world.Opening)
-								if end == "decode dies" {
-									time.Sleep(time.Second)
-									c.HangUp()
-									return
-								}
-								c.Hold()
-							}},
-						},
-					})
-					conn, err := w.Public.Dial()
-					if err != nil {
-						t.Fatal(err)
-					}
-					defer conn.Close()
-					world.WriteRequest(t, conn, world.Completions(true))
-					time.Sleep(2 * time.Second)
-					if end == "client leaves" {
-						conn.Close()
-					}
-					time.Sleep(time.Minute)
-					if n := w.Metric("pdproxy_kv_cleanups_total", "engine_timeout"); n != 0 || cleanups != 0 {
-						t.Errorf("%v blocks until the time-out, %d clean-ups", n, cleanups)
-					}
-					if p := w.Registry.Pairs()[0]; p.Failures != 0 {
-						t.Errorf("pair %+v", p)
-					}
+								c.HangUp()
+								return
+							}
+							c.Hold()
+						}},
+					},
 				})
+				conn, err := w.Public.Dial()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				world.WriteRequest(t, conn, world.Completions(true))
+				time.Sleep(2 * time.Second)
+				if end == "client leaves" {
+					conn.Close()
+				}
+				time.Sleep(time.Minute)
+				if n := w.Metric("pdproxy_kv_cleanups_total", "engine_timeout"); n != 0 || cleanups != 0 {
+					t.Errorf("%v blocks until the time-out, %d clean-ups", n, cleanups)
+				}
+				if p := w.Registry.Pairs()[0]; p.Failures != 0 {
+					t.Errorf("pair %+v", p)
+				}
 			})
 		}
 	}

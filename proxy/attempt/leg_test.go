@@ -70,29 +70,27 @@ func TestUnaryAnswers(t *testing.T) {
 		{"refusal cut in the middle", false, say("400 Bad\r\nContent-Length: 9", "no"), 200, world.Unary, "application/json", "body"},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				good := &world.Engine{Name: "e1", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{{Name: "e0", Serve: tt.serve}, good}})
-				a := w.Post(world.CompletionsPath, world.Completions(tt.stream), "X-Request-Id", "mine")
-				if a.Err != nil || a.Status != tt.status || a.Body != tt.body || a.Header.Get("Content-Type") != tt.ctype {
-					t.Errorf("got status %d, %v, error %v: %.200q", a.Status, a.Header, a.Err, a.Body)
+		world.Run(t, tt.name, func(t *testing.T) {
+			good := &world.Engine{Name: "e1", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{{Name: "e0", Serve: tt.serve}, good}})
+			a := w.Post(world.CompletionsPath, world.Completions(tt.stream), "X-Request-Id", "mine")
+			if a.Err != nil || a.Status != tt.status || a.Body != tt.body || a.Header.Get("Content-Type") != tt.ctype {
+				t.Errorf("got status %d, %v, error %v: %.200q", a.Status, a.Header, a.Err, a.Body)
+			}
+			if a.Header.Get("X-Request-Id") != "mine" {
+				t.Errorf("request id %q", a.Header.Get("X-Request-Id"))
+			}
+			if got := a.Header.Get("Retry-After"); (got == "7") != (a.Status/100 == 4) {
+				t.Errorf("Retry-After %q", got)
+			}
+			if n := w.Metric("pdproxy_retries_total", tt.retried); n != btof(tt.retried != "") || len(good.Seen()) != int(n) {
+				t.Errorf("got %v retries for %s, and %d requests on the other engine", n, tt.retried, len(good.Seen()))
+			}
+			if strings.HasPrefix(a.Body, `{"choices":[{"text"`) {
+				if row := w.Ended()[0]; row.PromptTokens != 2 || row.OutputTokens != 2 {
+					t.Errorf("usage %+v", row)
 				}
-				if a.Header.Get("X-Request-Id") != "mine" {
-					t.Errorf("request id %q", a.Header.Get("X-Request-Id"))
-				}
-				if got := a.Header.Get("Retry-After"); (got == "7") != (a.Status/100 == 4) {
-					t.Errorf("Retry-After %q", got)
-				}
-				if n := w.Metric("pdproxy_retries_total", tt.retried); n != btof(tt.retried != "") || len(good.Seen()) != int(n) {
-					t.Errorf("got %v retries for %s, and %d requests on the other engine", n, tt.retried, len(good.Seen()))
-				}
-				if strings.HasPrefix(a.Body, `{"choices":[{"text"`) {
-					if row := w.Ended()[0]; row.PromptTokens != 2 || row.OutputTokens != 2 {
-						t.Errorf("usage %+v", row)
-					}
-				}
-			})
+			}
 		})
 	}
 }
@@ -121,23 +119,21 @@ func TestEveryEngineFails(t *testing.T) {
 		{"connections are refused", &world.Engine{Refuse: true}, &world.Engine{Refuse: true}, 2, 502, `(dial)`, telemetry.OutcomeEngineError, [2]int{0, 0}},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e0, e1 := tt.e0, tt.e1
-				e0.Name, e1.Name = "e0", "e1"
-				w := world.New(t, world.Setup{Engines: []*world.Engine{e0, e1}, Config: func(c *config.Config) { c.Retry.Attempts = tt.attempts }})
-				a := w.Post(world.CompletionsPath, world.Completions(false))
-				if a.Status != tt.status || !strings.Contains(a.Body, tt.text) {
-					t.Errorf("got status %d: %s", a.Status, a.Body)
-				}
-				if got := [2]int{len(e0.Seen()), len(e1.Seen())}; got != tt.tries {
-					t.Errorf("got tries %v, want %v", got, tt.tries)
-				}
-				w.Outcome(tt.outcome)
-				if log := w.Logged.String(); strings.Contains(log, `"prompt"`) || strings.Contains(log, "k0") || !strings.Contains(log, "request failed") {
-					t.Errorf("logged: %s", log)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			e0, e1 := tt.e0, tt.e1
+			e0.Name, e1.Name = "e0", "e1"
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e0, e1}, Config: func(c *config.Config) { c.Retry.Attempts = tt.attempts }})
+			a := w.Post(world.CompletionsPath, world.Completions(false))
+			if a.Status != tt.status || !strings.Contains(a.Body, tt.text) {
+				t.Errorf("got status %d: %s", a.Status, a.Body)
+			}
+			if got := [2]int{len(e0.Seen()), len(e1.Seen())}; got != tt.tries {
+				t.Errorf("got tries %v, want %v", got, tt.tries)
+			}
+			w.Outcome(tt.outcome)
+			if log := w.Logged.String(); strings.Contains(log, `"prompt"`) || strings.Contains(log, "k0") || !strings.Contains(log, "request failed") {
+				t.Errorf("logged: %s", log)
+			}
 		})
 	}
 }
@@ -208,27 +204,25 @@ func TestTwoLegs(t *testing.T) {
 // attempt.
 func TestDecodeMoves(t *testing.T) {
 	for _, reached := range []bool{false, true} {
-		t.Run(fmt.Sprintf("reached %v", reached), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: world.PrefillAnswers}
-				d0 := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl", Refuse: !reached, Serve: func(c *world.Conn, _ int) { c.HangUp() }}
-				d1 := &world.Engine{Name: "d1", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{p, d0, d1}})
-				if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 || a.Body != world.Unary {
-					t.Fatalf("got status %d: %s", a.Status, a.Body)
-				}
-				if n := len(p.Seen()); n != int(1+btof(reached)) {
-					t.Errorf("got %d prefills", n)
-				}
-				if n := w.Metric("pdproxy_retries_total", "decode"); n != 1 {
-					t.Errorf("got %v retries", n)
-				}
-				time.Sleep(time.Minute) // for the clean-up
-				synctest.Wait()
-				if n := w.Metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != btof(reached) {
-					t.Errorf("got %v clean-ups", n)
-				}
-			})
+		world.Run(t, fmt.Sprintf("reached %v", reached), func(t *testing.T) {
+			p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: world.PrefillAnswers}
+			d0 := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl", Refuse: !reached, Serve: func(c *world.Conn, _ int) { c.HangUp() }}
+			d1 := &world.Engine{Name: "d1", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{p, d0, d1}})
+			if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 || a.Body != world.Unary {
+				t.Fatalf("got status %d: %s", a.Status, a.Body)
+			}
+			if n := len(p.Seen()); n != int(1+btof(reached)) {
+				t.Errorf("got %d prefills", n)
+			}
+			if n := w.Metric("pdproxy_retries_total", "decode"); n != 1 {
+				t.Errorf("got %v retries", n)
+			}
+			time.Sleep(time.Minute) // for the clean-up
+			synctest.Wait()
+			if n := w.Metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != btof(reached) {
+				t.Errorf("got %v clean-ups", n)
+			}
 		})
 	}
 }
@@ -247,23 +241,21 @@ func TestPrefillAnswers(t *testing.T) {
 		{"params of another type", `{"kv_transfer_params":3}`, 502, "", "bad_answer"},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, tt.prefill) }}
-				d := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}, Config: func(c *config.Config) { c.Retry.Attempts = 1 }})
-				a := w.Post(world.CompletionsPath, world.Completions(false))
-				if a.Status != tt.status {
-					t.Fatalf("got status %d: %s", a.Status, a.Body)
-				}
-				e := w.Explained()
-				if tt.fallback != "" && (len(e.Fallbacks) != 1 || e.Fallbacks[0] != journal.ExplainedFallback{What: "kv_transfer", Reason: tt.fallback} || w.Metric("pdproxy_fallbacks_total", "kv_transfer", tt.fallback) != 1) {
-					t.Errorf("got fallbacks %+v", e.Fallbacks)
-				}
-				if e.Legs[0].Error != tt.reason {
-					t.Errorf("error of prefill: got %q", e.Legs[0].Error)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, tt.prefill) }}
+			d := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}, Config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+			a := w.Post(world.CompletionsPath, world.Completions(false))
+			if a.Status != tt.status {
+				t.Fatalf("got status %d: %s", a.Status, a.Body)
+			}
+			e := w.Explained()
+			if tt.fallback != "" && (len(e.Fallbacks) != 1 || e.Fallbacks[0] != journal.ExplainedFallback{What: "kv_transfer", Reason: tt.fallback} || w.Metric("pdproxy_fallbacks_total", "kv_transfer", tt.fallback) != 1) {
+				t.Errorf("got fallbacks %+v", e.Fallbacks)
+			}
+			if e.Legs[0].Error != tt.reason {
+				t.Errorf("error of prefill: got %q", e.Legs[0].Error)
+			}
 		})
 	}
 }

@@ -101,54 +101,52 @@ func TestLegEdits(t *testing.T) {
 	}
 	const body = `{"model":"m","prompt":"hi","max_tokens":5,"seed":7, "user":null,"x":{"kept":1.50}}`
 	for _, pair := range []bool{false, true} {
-		t.Run(fmt.Sprintf("pair %v", pair), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				engines := []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}
+		world.Run(t, fmt.Sprintf("pair %v", pair), func(t *testing.T) {
+			engines := []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}
+			if pair {
+				engines = []*world.Engine{
+					{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: world.PrefillAnswers},
+					{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: engines[0].Serve},
+				}
+			}
+			legs := &fakeLegs{answer: onSend(change)}
+			w := world.New(t, world.Setup{Engines: engines, Options: legs.install})
+			if a := w.Post(world.CompletionsPath, body, "X-Custom", "a", "X-Custom", "b", "X-Gone", "1", "X-Kept", "1"); a.Status != 200 || a.Body != world.Unary {
+				t.Fatalf("%+v", a)
+			}
+			for _, e := range engines {
+				leg := e.Seen()[0]
+				for name, want := range map[string]string{"X-Custom": "mine", "X-More": "1,2", "X-Gone": "", "X-Kept": "1"} {
+					if got := strings.Join(leg.Header[name], ","); got != want {
+						t.Errorf("%s: %q, want %q", name, got, want)
+					}
+				}
+				if !strings.Contains(leg.Body, `"temperature":0.5`) || !strings.Contains(leg.Body, `"user":"u"`) ||
+					strings.Contains(leg.Body, "seed") || !strings.Contains(leg.Body, `"x":{"kept":1.50}`) {
+					t.Errorf("got body %s", leg.Body)
+				}
+				if pair && !strings.Contains(leg.Body, `"kv_transfer_params"`) {
+					t.Errorf("the leg has no transfer parameters: %s", leg.Body)
+				}
+			}
+			if len(legs.asked) != len(engines) {
+				t.Fatalf("asked %d times", len(legs.asked))
+			}
+			for i, f := range legs.asked {
+				e := engines[i]
+				want := abi.LegFacts{
+					Request: abi.RequestFacts{PromptTokens: f.Request.PromptTokens, MaxTokens: 5, N: 1, Model: "m"},
+					Phase:   abi.PhaseNone, Flow: abi.FlowAggregated, Attempt: 1, Left: 2,
+					Instance: w.Registry.Snapshot().Instance(e.Spec().Name).ID, Engine: e.Spec().Name,
+				}
 				if pair {
-					engines = []*world.Engine{
-						{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: world.PrefillAnswers},
-						{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: engines[0].Serve},
-					}
+					want.Phase, want.Flow = []abi.Phase{abi.Prefill, abi.Decode}[i], abi.FlowPrefillFirst
+					want.Partner, want.ID = w.Registry.Snapshot().Instance(engines[1-i].Name).ID, w.Explained().DisaggID
 				}
-				legs := &fakeLegs{answer: onSend(change)}
-				w := world.New(t, world.Setup{Engines: engines, Options: legs.install})
-				if a := w.Post(world.CompletionsPath, body, "X-Custom", "a", "X-Custom", "b", "X-Gone", "1", "X-Kept", "1"); a.Status != 200 || a.Body != world.Unary {
-					t.Fatalf("%+v", a)
+				if !reflect.DeepEqual(f, want) {
+					t.Errorf("events: got %+v, want %+v", f, want)
 				}
-				for _, e := range engines {
-					leg := e.Seen()[0]
-					for name, want := range map[string]string{"X-Custom": "mine", "X-More": "1,2", "X-Gone": "", "X-Kept": "1"} {
-						if got := strings.Join(leg.Header[name], ","); got != want {
-							t.Errorf("%s: %q, want %q", name, got, want)
-						}
-					}
-					if !strings.Contains(leg.Body, `"temperature":0.5`) || !strings.Contains(leg.Body, `"user":"u"`) ||
-						strings.Contains(leg.Body, "seed") || !strings.Contains(leg.Body, `"x":{"kept":1.50}`) {
-						t.Errorf("got body %s", leg.Body)
-					}
-					if pair && !strings.Contains(leg.Body, `"kv_transfer_params"`) {
-						t.Errorf("the leg has no transfer parameters: %s", leg.Body)
-					}
-				}
-				if len(legs.asked) != len(engines) {
-					t.Fatalf("asked %d times", len(legs.asked))
-				}
-				for i, f := range legs.asked {
-					e := engines[i]
-					want := abi.LegFacts{
-						Request: abi.RequestFacts{PromptTokens: f.Request.PromptTokens, MaxTokens: 5, N: 1, Model: "m"},
-						Phase:   abi.PhaseNone, Flow: abi.FlowAggregated, Attempt: 1, Left: 2,
-						Instance: w.Registry.Snapshot().Instance(e.Spec().Name).ID, Engine: e.Spec().Name,
-					}
-					if pair {
-						want.Phase, want.Flow = []abi.Phase{abi.Prefill, abi.Decode}[i], abi.FlowPrefillFirst
-						want.Partner, want.ID = w.Registry.Snapshot().Instance(engines[1-i].Name).ID, w.Explained().DisaggID
-					}
-					if !reflect.DeepEqual(f, want) {
-						t.Errorf("events: got %+v, want %+v", f, want)
-					}
-				}
-			})
+			}
 		})
 	}
 }
@@ -192,34 +190,32 @@ func TestLegEditsRefused(t *testing.T) {
 		{"with allowed edits", edits(func(e *abi.Edits) { e.SetField("seed", "1"); e.SetHeader("X-A", "1"); e.SetField("rid", "1") })},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: world.PrefillAnswers}
-				d := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
-				legs := &fakeLegs{answer: func(f *abi.LegFacts) (abi.LegDecision, []byte, string) {
-					if f.Phase == abi.Prefill {
-						return abi.LegEdited, tt.list, ""
-					}
-					return abi.LegPass, nil, ""
-				}}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}, Options: legs.install})
-				for range 2 {
-					if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 {
-						t.Fatalf("%+v", a)
-					}
-					w.SetHooks(nil)
+		world.Run(t, tt.name, func(t *testing.T) {
+			p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: world.PrefillAnswers}
+			d := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			legs := &fakeLegs{answer: func(f *abi.LegFacts) (abi.LegDecision, []byte, string) {
+				if f.Phase == abi.Prefill {
+					return abi.LegEdited, tt.list, ""
 				}
-				edited, plain := p.Seen()[0], p.Seen()[1]
-				for _, h := range []http.Header{edited.Header, plain.Header} {
-					h.Del("X-Request-Id")
+				return abi.LegPass, nil, ""
+			}}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}, Options: legs.install})
+			for range 2 {
+				if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 {
+					t.Fatalf("%+v", a)
 				}
-				if edited.Body != plain.Body || fmt.Sprint(edited.Header) != fmt.Sprint(plain.Header) {
-					t.Errorf("got  %v %s\nwant %v %s", edited.Header, edited.Body, plain.Header, plain.Body)
-				}
-				if n := w.Metric("pdproxy_fallbacks_total", "leg", "nonsense"); n != 1 {
-					t.Errorf("got %v fallbacks", n)
-				}
-			})
+				w.SetHooks(nil)
+			}
+			edited, plain := p.Seen()[0], p.Seen()[1]
+			for _, h := range []http.Header{edited.Header, plain.Header} {
+				h.Del("X-Request-Id")
+			}
+			if edited.Body != plain.Body || fmt.Sprint(edited.Header) != fmt.Sprint(plain.Header) {
+				t.Errorf("got  %v %s\nwant %v %s", edited.Header, edited.Body, plain.Header, plain.Body)
+			}
+			if n := w.Metric("pdproxy_fallbacks_total", "leg", "nonsense"); n != 1 {
+				t.Errorf("got %v fallbacks", n)
+			}
 		})
 	}
 }
@@ -273,31 +269,29 @@ func TestLegFailed(t *testing.T) {
 		{"nonsense", status(500), 77, 200, [2]int{1, 1}},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e0 := &world.Engine{Name: "e0", Serve: tt.serve}
-				e1 := &world.Engine{Name: "e1", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
-				legs := &fakeLegs{answer: onFailure(tt.decision)}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{e0, e1}, Options: legs.install, Config: func(c *config.Config) { c.Circuit.Failures = 100 }})
-				if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != tt.want {
-					t.Errorf("%+v", a)
-				}
-				if got := [2]int{len(e0.Seen()), len(e1.Seen())}; got != tt.tries {
-					t.Errorf("got tries %v, want %v", got, tt.tries)
-				}
-				ids := make(map[string]bool)
-				for _, leg := range e0.Seen() {
-					ids[leg.Header.Get("X-Request-Id")] = true
-				}
-				if len(ids) != tt.tries[0] {
-					t.Errorf("got %d ids for %d legs", len(ids), tt.tries[0])
-				}
-				f := legs.failures()[0]
-				if len(legs.failures()) != tt.tries[0] || f.Attempt != 1 || f.Left != 2 || f.Engine != "e0" ||
-					f.Reason != fmt.Sprintf("status_%d", f.Status) || f.Elapsed != 0 || f.Phase != abi.PhaseNone {
-					t.Errorf("asked %+v", legs.failures())
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			e0 := &world.Engine{Name: "e0", Serve: tt.serve}
+			e1 := &world.Engine{Name: "e1", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			legs := &fakeLegs{answer: onFailure(tt.decision)}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e0, e1}, Options: legs.install, Config: func(c *config.Config) { c.Circuit.Failures = 100 }})
+			if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != tt.want {
+				t.Errorf("%+v", a)
+			}
+			if got := [2]int{len(e0.Seen()), len(e1.Seen())}; got != tt.tries {
+				t.Errorf("got tries %v, want %v", got, tt.tries)
+			}
+			ids := make(map[string]bool)
+			for _, leg := range e0.Seen() {
+				ids[leg.Header.Get("X-Request-Id")] = true
+			}
+			if len(ids) != tt.tries[0] {
+				t.Errorf("got %d ids for %d legs", len(ids), tt.tries[0])
+			}
+			f := legs.failures()[0]
+			if len(legs.failures()) != tt.tries[0] || f.Attempt != 1 || f.Left != 2 || f.Engine != "e0" ||
+				f.Reason != fmt.Sprintf("status_%d", f.Status) || f.Elapsed != 0 || f.Phase != abi.PhaseNone {
+				t.Errorf("asked %+v", legs.failures())
+			}
 		})
 	}
 }
@@ -480,21 +474,19 @@ func TestFinishFailures(t *testing.T) {
 		{"not placed", &world.Engine{}, `{"model":"other","prompt":"x"}`, abi.FinishFacts{Outcome: abi.OutcomeClientError, Status: 404}},
 		{"no request", &world.Engine{}, "{", abi.FinishFacts{Outcome: abi.OutcomeClientError, Status: 400}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				legs := &fakeLegs{}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{tt.e}, Options: legs.install})
-				w.Post(world.CompletionsPath, tt.body)
-				f := legs.finished[0]
-				f.Request, tt.want.FirstByte = abi.RequestFacts{}, -1
-				tt.want.PromptTokens, tt.want.CachedTokens, tt.want.OutputTokens = -1, -1, -1
-				if tt.want.Decode != 0 {
-					tt.want.Decode = w.Registry.Snapshot().Instance("e").ID
-				}
-				if !reflect.DeepEqual(f, tt.want) {
-					t.Errorf("facts: got  %+v\nwant %+v", f, tt.want)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			legs := &fakeLegs{}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{tt.e}, Options: legs.install})
+			w.Post(world.CompletionsPath, tt.body)
+			f := legs.finished[0]
+			f.Request, tt.want.FirstByte = abi.RequestFacts{}, -1
+			tt.want.PromptTokens, tt.want.CachedTokens, tt.want.OutputTokens = -1, -1, -1
+			if tt.want.Decode != 0 {
+				tt.want.Decode = w.Registry.Snapshot().Instance("e").ID
+			}
+			if !reflect.DeepEqual(f, tt.want) {
+				t.Errorf("facts: got  %+v\nwant %+v", f, tt.want)
+			}
 		})
 	}
 }

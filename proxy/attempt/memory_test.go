@@ -38,45 +38,43 @@ func TestAnswerWithoutMemory(t *testing.T) {
 		"inside event": {"", func(c *world.Conn, _ int) { c.Stream(world.EventA, "data: "+long[:size/2], long[size/2:]) }, true},
 	}
 	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				engines := []*world.Engine{{Name: "e", Serve: tt.serve}, {Name: "f", Serve: tt.serve}}
-				if tt.connector != "" {
-					engines = []*world.Engine{{Name: "p", Role: "prefill", Connector: tt.connector, Serve: tt.serve}, {Name: "d", Role: "decode", Connector: tt.connector, Serve: tt.serve}}
+		world.Run(t, name, func(t *testing.T) {
+			engines := []*world.Engine{{Name: "e", Serve: tt.serve}, {Name: "f", Serve: tt.serve}}
+			if tt.connector != "" {
+				engines = []*world.Engine{{Name: "p", Role: "prefill", Connector: tt.connector, Serve: tt.serve}, {Name: "d", Role: "decode", Connector: tt.connector, Serve: tt.serve}}
+			}
+			w := world.New(t, world.Setup{Engines: engines, Config: func(c *config.Config) {
+				c.Limits.BufferMemory = 1 << 20
+				c.Circuit.Failures = 1
+			}})
+			taken := w.Memory.Limit() - 32<<10 // room for the request and the first part of an answer
+			w.Memory.Take(taken)
+			a := w.Post(world.CompletionsPath, world.Completions(tt.stream))
+			began := name == "inside event" // the client has received the first event
+			switch {
+			case began:
+				if !strings.Contains(a.Body, "stream_broken") {
+					t.Errorf("%+v", a)
 				}
-				w := world.New(t, world.Setup{Engines: engines, Config: func(c *config.Config) {
-					c.Limits.BufferMemory = 1 << 20
-					c.Circuit.Failures = 1
-				}})
-				taken := w.Memory.Limit() - 32<<10 // room for the request and the first part of an answer
-				w.Memory.Take(taken)
-				a := w.Post(world.CompletionsPath, world.Completions(tt.stream))
-				began := name == "inside event" // the client has received the first event
-				switch {
-				case began:
-					if !strings.Contains(a.Body, "stream_broken") {
-						t.Errorf("%+v", a)
-					}
-				case a.Status != 503 || !strings.Contains(a.Body, "memory_limit") || a.Header.Get("Retry-After") == "":
-					t.Errorf("got status %d: %.300s", a.Status, a.Body)
+			case a.Status != 503 || !strings.Contains(a.Body, "memory_limit") || a.Header.Get("Retry-After") == "":
+				t.Errorf("got status %d: %.300s", a.Status, a.Body)
+			}
+			if n := w.Metric("pdproxy_shed_total", "memory_limit"); n != 1 {
+				t.Errorf("got %v counted refusals", n)
+			}
+			if n := w.Metric("pdproxy_retries_total"); n != 0 {
+				t.Errorf("got %v retries", n)
+			}
+			for _, i := range w.Registry.Snapshot().Instances {
+				if i.Breaker.Failures() != 0 {
+					t.Errorf("got %d failures of %s, want 0", i.Breaker.Failures(), i.Spec.Name)
 				}
-				if n := w.Metric("pdproxy_shed_total", "memory_limit"); n != 1 {
-					t.Errorf("got %v counted refusals", n)
-				}
-				if n := w.Metric("pdproxy_retries_total"); n != 0 {
-					t.Errorf("got %v retries", n)
-				}
-				for _, i := range w.Registry.Snapshot().Instances {
-					if i.Breaker.Failures() != 0 {
-						t.Errorf("got %d failures of %s, want 0", i.Breaker.Failures(), i.Spec.Name)
-					}
-				}
-				if !began {
-					w.Outcome(telemetry.OutcomeShed)
-				}
-				w.Memory.Release(taken)
-				synctest.Wait()
-			})
+			}
+			if !began {
+				w.Outcome(telemetry.OutcomeShed)
+			}
+			w.Memory.Release(taken)
+			synctest.Wait()
 		})
 	}
 }
@@ -168,26 +166,24 @@ func TestWholeAnswerThatDrips(t *testing.T) {
 		{"prefill, trtllm", "trtllm", sized, false, abi.Prefill, 7 * time.Second},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var engines []*world.Engine
-				if tt.connector == "" {
-					engines = []*world.Engine{{Serve: drip(tt.head)}}
-				} else {
-					engines = []*world.Engine{{Name: "p", Role: "prefill", Connector: tt.connector, Serve: drip(tt.head)},
-						{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) { c.Hold() }}}
-				}
-				w := world.New(t, world.Setup{Engines: engines, Config: func(c *config.Config) {
-					c.Timeouts.FirstByte, c.Timeouts.Prefill = config.Duration(10*time.Second), config.Duration(7*time.Second)
-					c.Retry.Attempts, c.Timeouts.Cleanup = 1, config.Duration(time.Second)
-				}})
-				begin := time.Now()
-				a := w.Post(world.CompletionsPath, world.Completions(tt.stream))
-				took := time.Since(begin)
-				if a.Status != 504 || took < tt.limit || took > tt.limit+cleanup.PrefillLinger+time.Second {
-					t.Errorf("got status %d after %v, want 504 after %v: %s", a.Status, took, tt.limit, a.Body)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			var engines []*world.Engine
+			if tt.connector == "" {
+				engines = []*world.Engine{{Serve: drip(tt.head)}}
+			} else {
+				engines = []*world.Engine{{Name: "p", Role: "prefill", Connector: tt.connector, Serve: drip(tt.head)},
+					{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) { c.Hold() }}}
+			}
+			w := world.New(t, world.Setup{Engines: engines, Config: func(c *config.Config) {
+				c.Timeouts.FirstByte, c.Timeouts.Prefill = config.Duration(10*time.Second), config.Duration(7*time.Second)
+				c.Retry.Attempts, c.Timeouts.Cleanup = 1, config.Duration(time.Second)
+			}})
+			begin := time.Now()
+			a := w.Post(world.CompletionsPath, world.Completions(tt.stream))
+			took := time.Since(begin)
+			if a.Status != 504 || took < tt.limit || took > tt.limit+cleanup.PrefillLinger+time.Second {
+				t.Errorf("got status %d after %v, want 504 after %v: %s", a.Status, took, tt.limit, a.Body)
+			}
 		})
 	}
 }
@@ -197,31 +193,29 @@ func TestWholeAnswerThatDrips(t *testing.T) {
 func TestDialWithoutDescriptors(t *testing.T) {
 	full := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", syscall.EMFILE)}
 	for _, c := range []string{"", "vllm-nixl", "sglang", "vllm-moriio"} {
-		t.Run("connector "+c, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				engines := []*world.Engine{{Name: "e", Dialing: full}, {Name: "f", Dialing: full}}
-				if c != "" {
-					engines = []*world.Engine{{Name: "p", Role: "prefill", Connector: c, Dialing: full}, {Name: "d", Role: "decode", Connector: c, Dialing: full}}
+		world.Run(t, "connector "+c, func(t *testing.T) {
+			engines := []*world.Engine{{Name: "e", Dialing: full}, {Name: "f", Dialing: full}}
+			if c != "" {
+				engines = []*world.Engine{{Name: "p", Role: "prefill", Connector: c, Dialing: full}, {Name: "d", Role: "decode", Connector: c, Dialing: full}}
+			}
+			w := world.New(t, world.Setup{Engines: engines})
+			for range 10 {
+				a := w.Post(world.CompletionsPath, world.Completions(true))
+				if a.Status != 503 || !strings.Contains(a.Body, "proxy_overloaded") || a.Header.Get("Retry-After") == "" {
+					t.Fatalf("%+v", a)
 				}
-				w := world.New(t, world.Setup{Engines: engines})
-				for range 10 {
-					a := w.Post(world.CompletionsPath, world.Completions(true))
-					if a.Status != 503 || !strings.Contains(a.Body, "proxy_overloaded") || a.Header.Get("Retry-After") == "" {
-						t.Fatalf("%+v", a)
-					}
+			}
+			if n := w.Metric("pdproxy_shed_total", "proxy_overloaded"); n != 10 {
+				t.Errorf("got %v requests counted as shed, want 10", n)
+			}
+			if n := w.Metric("pdproxy_leg_errors_total") + w.Metric("pdproxy_retries_total"); n != 0 {
+				t.Errorf("got %v failures of engines and retries", n)
+			}
+			for _, i := range w.Registry.Snapshot().Instances {
+				if i.Breaker.Failures() != 0 || i.State() != engine.Ready {
+					t.Errorf("%s: got %d failures, %v", i.Spec.Name, i.Breaker.Failures(), i.State())
 				}
-				if n := w.Metric("pdproxy_shed_total", "proxy_overloaded"); n != 10 {
-					t.Errorf("got %v requests counted as shed, want 10", n)
-				}
-				if n := w.Metric("pdproxy_leg_errors_total") + w.Metric("pdproxy_retries_total"); n != 0 {
-					t.Errorf("got %v failures of engines and retries", n)
-				}
-				for _, i := range w.Registry.Snapshot().Instances {
-					if i.Breaker.Failures() != 0 || i.State() != engine.Ready {
-						t.Errorf("%s: got %d failures, %v", i.Spec.Name, i.Breaker.Failures(), i.State())
-					}
-				}
-			})
+			}
 		})
 	}
 }

@@ -120,25 +120,23 @@ func TestPrefillWithoutDecodeIsAborted(t *testing.T) {
 		"decode stops, then ends":        {longPrompt, func(w *outWorld) { w.silent(); w.ends() }, 0},
 		"the prompt is short, no answer": {world.Completions(false), (*outWorld).opens, cleanup.PrefillLinger},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				closed := make(chan time.Time, 2)
-				w := newOutWorld(t, func(c *world.Conn, _ int) { c.Hold(); closed <- time.Now() }, nil)
-				w.measured()
-				result := w.begin(tt.body)
-				tt.out(w)
-				out := time.Now()
-				noTarget(t, result())
-				if open := (<-closed).Sub(out); open > tt.open || tt.open > 0 && open < tt.open {
-					t.Errorf("prefill's connection was open for %v, want %v", open, tt.open)
-				}
-				if legs, n := len(w.p.Seen())+len(w.d.Seen()), w.Metric("pdproxy_kv_cleanups_total"); legs != 1 || n != 0 {
-					t.Errorf("%d legs, %v clean-ups", legs, n)
-				}
-				if n := w.Metric("pdproxy_leg_errors_total"); n != 0 {
-					t.Errorf("%v legs count as failed", n)
-				}
-			})
+		world.Run(t, name, func(t *testing.T) {
+			closed := make(chan time.Time, 2)
+			w := newOutWorld(t, func(c *world.Conn, _ int) { c.Hold(); closed <- time.Now() }, nil)
+			w.measured()
+			result := w.begin(tt.body)
+			tt.out(w)
+			out := time.Now()
+			noTarget(t, result())
+			if open := (<-closed).Sub(out); open > tt.open || tt.open > 0 && open < tt.open {
+				t.Errorf("prefill's connection was open for %v, want %v", open, tt.open)
+			}
+			if legs, n := len(w.p.Seen())+len(w.d.Seen()), w.Metric("pdproxy_kv_cleanups_total"); legs != 1 || n != 0 {
+				t.Errorf("%d legs, %v clean-ups", legs, n)
+			}
+			if n := w.Metric("pdproxy_leg_errors_total"); n != 0 {
+				t.Errorf("%v legs count as failed", n)
+			}
 		})
 	}
 }
@@ -158,23 +156,21 @@ func TestPrefillWithAnotherDecode(t *testing.T) {
 		"the only circuit is open":       {world.Completions(false), false, (*outWorld).opens, nil},
 		"decode does not respond":        {longPrompt, false, (*outWorld).silent, func(w *outWorld) { w.proceed() }},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var more []*world.Engine
-				if tt.other {
-					more = append(more, &world.Engine{Name: "d2", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) }})
-				}
-				w := newOutWorld(t, func(c *world.Conn, _ int) { time.Sleep(2 * time.Second); c.JSON(200, world.NamedAnswer) }, nil, more...)
-				w.measured()
-				result := w.begin(tt.body)
-				tt.out(w)
-				if synctest.Wait(); tt.back != nil {
-					tt.back(w)
-				}
-				if a := result(); a.Status != 200 || len(w.p.Seen()) != 1 {
-					t.Errorf("got %d %s after %d prefill legs", a.Status, a.Body, len(w.p.Seen()))
-				}
-			})
+		world.Run(t, name, func(t *testing.T) {
+			var more []*world.Engine
+			if tt.other {
+				more = append(more, &world.Engine{Name: "d2", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) }})
+			}
+			w := newOutWorld(t, func(c *world.Conn, _ int) { time.Sleep(2 * time.Second); c.JSON(200, world.NamedAnswer) }, nil, more...)
+			w.measured()
+			result := w.begin(tt.body)
+			tt.out(w)
+			if synctest.Wait(); tt.back != nil {
+				tt.back(w)
+			}
+			if a := result(); a.Status != 200 || len(w.p.Seen()) != 1 {
+				t.Errorf("got %d %s after %d prefill legs", a.Status, a.Body, len(w.p.Seen()))
+			}
 		})
 	}
 }

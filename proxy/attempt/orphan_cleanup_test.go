@@ -103,74 +103,72 @@ func TestADeadProcessOwesNothing(t *testing.T) {
 		stepsDown    bool // the coordinator steps down at once
 		frees        int
 	}{{"before decode's answer", false, false, 1}, {"before decode's answer and the end of the term", false, true, 1}, {"while decode streams", true, false, 0}} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var r *remote
-				var w *world.World
-				freed := make(chan time.Time, 2)
-				decode := &world.Engine{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
-					switch {
-					case nth > 1:
-						freed <- time.Now()
-						c.Send(world.StreamHead) // for the call that the coordinator aborts at once
-						c.Hold()
-					case tt.decodeBegins:
-						c.Send(world.StreamHead)
-						c.Chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
-						c.Hold()
-					default:
-						c.Hold()
-					}
-				}}
-				w = world.New(t, world.Setup{
-					Engines: []*world.Engine{
-						{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.NIXLAnswer) }},
-						decode,
-					},
-					Options: func(d *proxy.Options) {
-						r = newRemote(t, d, func(owed []byte) {
-							if err := w.CleanUp(owed); err != nil {
-								t.Error(err)
-							}
-						})
-					},
-				})
-				defer r.stop()
-				synctest.Wait()
-				ctx, hangUp := context.WithCancel(t.Context())
-				var asked sync.WaitGroup
-				asked.Go(func() {
-					world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(true))
-				})
-				time.Sleep(time.Second)
-				if n := len(decode.Seen()); n != 1 || w.Local.Open() != 1 {
-					t.Fatalf("got %d decode legs and %d leases", n, w.Local.Open())
+		world.Run(t, tt.name, func(t *testing.T) {
+			var r *remote
+			var w *world.World
+			freed := make(chan time.Time, 2)
+			decode := &world.Engine{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
+				switch {
+				case nth > 1:
+					freed <- time.Now()
+					c.Send(world.StreamHead) // for the call that the coordinator aborts at once
+					c.Hold()
+				case tt.decodeBegins:
+					c.Send(world.StreamHead)
+					c.Chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
+					c.Hold()
+				default:
+					c.Hold()
 				}
-				died := time.Now()
-				r.cut()
-				if tt.stepsDown {
-					synctest.Wait()
-					r.server.StandBy()
-				}
-				time.Sleep(5 * time.Second)
-				legs := decode.Seen()
-				if len(legs)-1 != tt.frees || w.Local.Open() != 0 {
-					t.Fatalf("the coordinator made %d calls and holds %d leases, want %d and 0", len(legs)-1, w.Local.Open(), tt.frees)
-				}
-				if tt.frees == 1 {
-					if after := (<-freed).Sub(died); after < cleanup.Yield {
-						t.Errorf("the blocks were freed %v after the death", after)
-					}
-				}
-				if tt.frees == 1 && !strings.Contains(legs[1].Body, `"remote_block_ids":[1]`) {
-					t.Errorf("the encoded clean-up contains the text: %s", legs[1].Body)
-				}
-				if n := w.Metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != float64(tt.frees) {
-					t.Errorf("got %v counted clean-ups", n)
-				}
-				hangUp()
-				asked.Wait()
+			}}
+			w = world.New(t, world.Setup{
+				Engines: []*world.Engine{
+					{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.NIXLAnswer) }},
+					decode,
+				},
+				Options: func(d *proxy.Options) {
+					r = newRemote(t, d, func(owed []byte) {
+						if err := w.CleanUp(owed); err != nil {
+							t.Error(err)
+						}
+					})
+				},
 			})
+			defer r.stop()
+			synctest.Wait()
+			ctx, hangUp := context.WithCancel(t.Context())
+			var asked sync.WaitGroup
+			asked.Go(func() {
+				world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(true))
+			})
+			time.Sleep(time.Second)
+			if n := len(decode.Seen()); n != 1 || w.Local.Open() != 1 {
+				t.Fatalf("got %d decode legs and %d leases", n, w.Local.Open())
+			}
+			died := time.Now()
+			r.cut()
+			if tt.stepsDown {
+				synctest.Wait()
+				r.server.StandBy()
+			}
+			time.Sleep(5 * time.Second)
+			legs := decode.Seen()
+			if len(legs)-1 != tt.frees || w.Local.Open() != 0 {
+				t.Fatalf("the coordinator made %d calls and holds %d leases, want %d and 0", len(legs)-1, w.Local.Open(), tt.frees)
+			}
+			if tt.frees == 1 {
+				if after := (<-freed).Sub(died); after < cleanup.Yield {
+					t.Errorf("the blocks were freed %v after the death", after)
+				}
+			}
+			if tt.frees == 1 && !strings.Contains(legs[1].Body, `"remote_block_ids":[1]`) {
+				t.Errorf("the encoded clean-up contains the text: %s", legs[1].Body)
+			}
+			if n := w.Metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != float64(tt.frees) {
+				t.Errorf("got %v counted clean-ups", n)
+			}
+			hangUp()
+			asked.Wait()
 		})
 	}
 }

@@ -56,29 +56,27 @@ func TestRefusalReachesClient(t *testing.T) {
 		{"413", false, refusing(413, `{}`), 413, `{}`, nil},
 		{"422", false, refusing(422, `{}`), 422, `{}`, nil},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e := &world.Engine{Serve: tt.serve}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{e}})
-				const requests = 8
-				for range requests {
-					a := world.Ask(t.Context(), w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(tt.stream), "Accept-Encoding", "gzip")
-					if a.Status != tt.status || a.Body != tt.body {
-						t.Fatalf("got %d %q", a.Status, a.Body)
-					}
-					for name, want := range tt.lines {
-						if got := a.Header.Get(name); got != want {
-							t.Errorf("%s: got %q, want %q", name, got, want)
-						}
+		world.Run(t, tt.name, func(t *testing.T) {
+			e := &world.Engine{Serve: tt.serve}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}})
+			const requests = 8
+			for range requests {
+				a := world.Ask(t.Context(), w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(tt.stream), "Accept-Encoding", "gzip")
+				if a.Status != tt.status || a.Body != tt.body {
+					t.Fatalf("got %d %q", a.Status, a.Body)
+				}
+				for name, want := range tt.lines {
+					if got := a.Header.Get(name); got != want {
+						t.Errorf("%s: got %q, want %q", name, got, want)
 					}
 				}
-				if n := len(e.Seen()); n != requests {
-					t.Errorf("the engine got %d requests, want %d", n, requests)
-				}
-				if i := w.Registry.Snapshot().Instance("e"); i.Breaker.Failures() != 0 || i.Breaker.Circuit(time.Now()) != circuit.Closed {
-					t.Errorf("%d failures count", i.Breaker.Failures())
-				}
-			})
+			}
+			if n := len(e.Seen()); n != requests {
+				t.Errorf("the engine got %d requests, want %d", n, requests)
+			}
+			if i := w.Registry.Snapshot().Instance("e"); i.Breaker.Failures() != 0 || i.Breaker.Circuit(time.Now()) != circuit.Closed {
+				t.Errorf("%d failures count", i.Breaker.Failures())
+			}
 		})
 	}
 }
@@ -99,52 +97,50 @@ func TestOverloadedLegs(t *testing.T) {
 		{"all are full", []func(*world.Conn, int){full, full}, []func(*world.Conn, int){full, full}, 503, 0},
 		{"all decodes are full", []func(*world.Conn, int){nil, nil}, []func(*world.Conn, int){full, full}, 503, 1},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var engines []*world.Engine
-				var prefills, cleanups atomic.Int32
-				add := func(role string, serves []func(*world.Conn, int), good func(*world.Conn, int)) {
-					for n, serve := range serves {
-						e := &world.Engine{Name: fmt.Sprint(role, n), Role: role, Connector: "vllm-nixl"}
-						e.Serve = func(c *world.Conn, nth int) {
-							if strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
-								cleanups.Add(1)
-								c.JSON(200, world.DoneAnswer)
-							} else if serve != nil {
-								serve(c, nth)
-							} else {
-								good(c, nth)
-							}
+		world.Run(t, tt.name, func(t *testing.T) {
+			var engines []*world.Engine
+			var prefills, cleanups atomic.Int32
+			add := func(role string, serves []func(*world.Conn, int), good func(*world.Conn, int)) {
+				for n, serve := range serves {
+					e := &world.Engine{Name: fmt.Sprint(role, n), Role: role, Connector: "vllm-nixl"}
+					e.Serve = func(c *world.Conn, nth int) {
+						if strings.HasSuffix(c.Leg.Header.Get("X-Request-Id"), "-cleanup") {
+							cleanups.Add(1)
+							c.JSON(200, world.DoneAnswer)
+						} else if serve != nil {
+							serve(c, nth)
+						} else {
+							good(c, nth)
 						}
-						engines = append(engines, e)
 					}
+					engines = append(engines, e)
 				}
-				add("prefill", tt.prefill, func(c *world.Conn, _ int) {
-					prefills.Add(1)
-					c.JSON(200, strings.Replace(world.NIXLAnswer, `"p.test"`, fmt.Sprintf(`%q,"remote_request_id":"r"`, c.E.Name+".test"), 1))
-				})
-				add("decode", tt.decode, func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) })
-				w := world.New(t, world.Setup{Engines: engines})
-				a := w.Post(world.CompletionsPath, world.Completions(false))
-				if a.Status != tt.status || tt.status == 503 && (a.Body != queueFull || a.Header.Get("Retry-After") != "2") {
-					t.Errorf("got %d %s %v", a.Status, a.Body, a.Header)
-				}
-				time.Sleep(time.Minute)
-				if n := int(prefills.Load()); n != tt.prefills {
-					t.Errorf("prefill computed %d times, want %d", n, tt.prefills)
-				}
-				if want := tt.status == 503 && tt.prefills == 1; (cleanups.Load() > 0) != want {
-					t.Errorf("%d clean-ups", cleanups.Load())
-				}
-				for _, i := range w.Registry.Snapshot().Instances {
-					if n := i.Breaker.Failures(); n != 0 {
-						t.Errorf("%s has %d failures", i.Spec.Name, n)
-					}
-				}
-				if pairs := w.Registry.Pairs(); len(pairs) > 0 && pairs[0].State == "broken" {
-					t.Errorf("pairs: %+v", pairs)
-				}
+			}
+			add("prefill", tt.prefill, func(c *world.Conn, _ int) {
+				prefills.Add(1)
+				c.JSON(200, strings.Replace(world.NIXLAnswer, `"p.test"`, fmt.Sprintf(`%q,"remote_request_id":"r"`, c.E.Name+".test"), 1))
 			})
+			add("decode", tt.decode, func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) })
+			w := world.New(t, world.Setup{Engines: engines})
+			a := w.Post(world.CompletionsPath, world.Completions(false))
+			if a.Status != tt.status || tt.status == 503 && (a.Body != queueFull || a.Header.Get("Retry-After") != "2") {
+				t.Errorf("got %d %s %v", a.Status, a.Body, a.Header)
+			}
+			time.Sleep(time.Minute)
+			if n := int(prefills.Load()); n != tt.prefills {
+				t.Errorf("prefill computed %d times, want %d", n, tt.prefills)
+			}
+			if want := tt.status == 503 && tt.prefills == 1; (cleanups.Load() > 0) != want {
+				t.Errorf("%d clean-ups", cleanups.Load())
+			}
+			for _, i := range w.Registry.Snapshot().Instances {
+				if n := i.Breaker.Failures(); n != 0 {
+					t.Errorf("%s has %d failures", i.Spec.Name, n)
+				}
+			}
+			if pairs := w.Registry.Pairs(); len(pairs) > 0 && pairs[0].State == "broken" {
+				t.Errorf("pairs: %+v", pairs)
+			}
 		})
 	}
 }
@@ -167,39 +163,37 @@ func TestOverloadedConcurrentLegs(t *testing.T) {
 		{"decode of a stream", true, hold, full, queueFull},
 		{"in the stream of decode", true, hold, inside, `{"error":` + queueFull + `}`},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				serve := func(leg func(*world.Conn)) func(*world.Conn, int) {
-					return world.Aborting(func(c *world.Conn, _ int) {
-						leg(c)
-					})
+		world.Run(t, tt.name, func(t *testing.T) {
+			serve := func(leg func(*world.Conn)) func(*world.Conn, int) {
+				return world.Aborting(func(c *world.Conn, _ int) {
+					leg(c)
+				})
+			}
+			p := &world.Engine{Name: "p", Role: "prefill", Connector: "sglang", Serve: serve(tt.prefill)}
+			d := &world.Engine{Name: "d", Role: "decode", Connector: "sglang", Serve: serve(tt.decode)}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}})
+			for range 8 {
+				if a := w.Post(world.CompletionsPath, world.Completions(tt.stream)); a.Status != 503 || a.Body != tt.body {
+					t.Fatalf("got %d %s", a.Status, a.Body)
 				}
-				p := &world.Engine{Name: "p", Role: "prefill", Connector: "sglang", Serve: serve(tt.prefill)}
-				d := &world.Engine{Name: "d", Role: "decode", Connector: "sglang", Serve: serve(tt.decode)}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}})
-				for range 8 {
-					if a := w.Post(world.CompletionsPath, world.Completions(tt.stream)); a.Status != 503 || a.Body != tt.body {
-						t.Fatalf("got %d %s", a.Status, a.Body)
-					}
-				}
-				time.Sleep(time.Minute)
-				for _, e := range []*world.Engine{p, d} {
-					legs, aborts := 0, 0
-					for _, l := range e.Seen() {
-						if l.Path == "/abort_request" {
-							aborts++
-						} else {
-							legs++
-						}
-					}
-					if legs > 8 || aborts == 0 { // the leg that is not refused may end before it is sent
-						t.Errorf("%s got %d legs and %d aborts", e.Name, legs, aborts)
-					}
-					if n := w.Registry.Snapshot().Instance(e.Name).Breaker.Failures(); n != 0 {
-						t.Errorf("%s has %d failures", e.Name, n)
+			}
+			time.Sleep(time.Minute)
+			for _, e := range []*world.Engine{p, d} {
+				legs, aborts := 0, 0
+				for _, l := range e.Seen() {
+					if l.Path == "/abort_request" {
+						aborts++
+					} else {
+						legs++
 					}
 				}
-			})
+				if legs > 8 || aborts == 0 { // the leg that is not refused may end before it is sent
+					t.Errorf("%s got %d legs and %d aborts", e.Name, legs, aborts)
+				}
+				if n := w.Registry.Snapshot().Instance(e.Name).Breaker.Failures(); n != 0 {
+					t.Errorf("%s has %d failures", e.Name, n)
+				}
+			}
 		})
 	}
 }

@@ -26,77 +26,75 @@ func TestTransferTimesOut(t *testing.T) {
 		{"sglang", world.DoneAnswer, 3 * time.Second, 2 * time.Second},
 		{"trtllm", world.TRTAnswer, 3 * time.Second, 2 * time.Second},
 	} {
-		t.Run(tt.connector, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var mu sync.Mutex
-				hang := true
-				hangs := func(yes bool) {
-					mu.Lock()
-					defer mu.Unlock()
-					hang = yes
-				}
-				w := world.New(t, world.Setup{
-					Config: func(c *config.Config) {
-						c.Timeouts.Handshake, c.Timeouts.Transfer = config.Duration(time.Second), config.Duration(2*time.Second)
-						c.Timeouts.DeferredWrite = config.Duration(4 * time.Second)
-						c.Retry.Attempts = 1
-					},
-					Engines: []*world.Engine{
-						{Name: "p", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
-							if c.Leg.Path != "/abort_request" {
-								time.Sleep(5 * time.Second) // the time of prefill does not count
-							}
-							c.JSON(200, tt.answer)
-						}},
-						{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
-							mu.Lock()
-							hung := hang
-							mu.Unlock()
-							switch {
-							case c.Leg.Path == "/abort_request":
-								c.JSON(200, "{}")
-								return
-							case hung:
-								c.Hold()
-								return
-							}
-							if tt.connector == "vllm-moriio" || tt.connector == "sglang" {
-								time.Sleep(5 * time.Second) // until prefill has answered
-							}
-							time.Sleep(time.Second)
-							c.Stream("data: "+world.DoneAnswer+"\n\n", "data: [DONE]\n\n")
-						}},
-					},
-				})
-				spent := func(status int) time.Duration {
-					t.Helper()
-					began := time.Now()
-					if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Status != status || status == 504 && !strings.Contains(a.Body, "decode") {
-						t.Errorf("got status %d: %s", a.Status, a.Body)
-					}
-					return time.Since(began) - 5*time.Second
-				}
-				pair := func() engine.PairRow { return w.Registry.Pairs()[0] }
-				if got := spent(504); got != tt.fresh {
-					t.Errorf("limit of a fresh pair: got %v, want %v", got, tt.fresh)
-				}
-				if p := pair(); p.Failures != 1 || p.LastError != "kv_timeout" || p.State != "unknown" {
-					t.Errorf("pair %+v", p)
-				}
-				hangs(false)
-				spent(200)
-				if p := pair(); p.State != "ready" {
-					t.Errorf("pair %+v", p)
-				}
-				hangs(true)
-				if got := spent(504); got != tt.known {
-					t.Errorf("limit of a known pair: got %v, want %v", got, tt.known)
-				}
-				if n := w.Metric("pdproxy_leg_errors_total", "decode", "kv_timeout"); n != 2 {
-					t.Errorf("got %v counted legs", n)
-				}
-				time.Sleep(time.Minute) // clean-ups
+		world.Run(t, tt.connector, func(t *testing.T) {
+			var mu sync.Mutex
+			hang := true
+			hangs := func(yes bool) {
+				mu.Lock()
+				defer mu.Unlock()
+				hang = yes
+			}
+			w := world.New(t, world.Setup{
+				Config: func(c *config.Config) {
+					c.Timeouts.Handshake, c.Timeouts.Transfer = config.Duration(time.Second), config.Duration(2*time.Second)
+					c.Timeouts.DeferredWrite = config.Duration(4 * time.Second)
+					c.Retry.Attempts = 1
+				},
+				Engines: []*world.Engine{
+					{Name: "p", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
+						if c.Leg.Path != "/abort_request" {
+							time.Sleep(5 * time.Second) // the time of prefill does not count
+						}
+						c.JSON(200, tt.answer)
+					}},
+					{Name: "d", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
+						mu.Lock()
+						hung := hang
+						mu.Unlock()
+						switch {
+						case c.Leg.Path == "/abort_request":
+							c.JSON(200, "{}")
+							return
+						case hung:
+							c.Hold()
+							return
+						}
+						if tt.connector == "vllm-moriio" || tt.connector == "sglang" {
+							time.Sleep(5 * time.Second) // until prefill has answered
+						}
+						time.Sleep(time.Second)
+						c.Stream("data: "+world.DoneAnswer+"\n\n", "data: [DONE]\n\n")
+					}},
+				},
 			})
+			spent := func(status int) time.Duration {
+				t.Helper()
+				began := time.Now()
+				if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Status != status || status == 504 && !strings.Contains(a.Body, "decode") {
+					t.Errorf("got status %d: %s", a.Status, a.Body)
+				}
+				return time.Since(began) - 5*time.Second
+			}
+			pair := func() engine.PairRow { return w.Registry.Pairs()[0] }
+			if got := spent(504); got != tt.fresh {
+				t.Errorf("limit of a fresh pair: got %v, want %v", got, tt.fresh)
+			}
+			if p := pair(); p.Failures != 1 || p.LastError != "kv_timeout" || p.State != "unknown" {
+				t.Errorf("pair %+v", p)
+			}
+			hangs(false)
+			spent(200)
+			if p := pair(); p.State != "ready" {
+				t.Errorf("pair %+v", p)
+			}
+			hangs(true)
+			if got := spent(504); got != tt.known {
+				t.Errorf("limit of a known pair: got %v, want %v", got, tt.known)
+			}
+			if n := w.Metric("pdproxy_leg_errors_total", "decode", "kv_timeout"); n != 2 {
+				t.Errorf("got %v counted legs", n)
+			}
+			time.Sleep(time.Minute) // clean-ups
 		})
 	}
 }

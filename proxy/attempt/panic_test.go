@@ -67,27 +67,25 @@ func TestPanicLeavesNothingBehind(t *testing.T) {
 	}
 	for name, answer := range answers {
 		for _, in := range []string{"Pairable", "Prefill", "ReadPrefill", "Decode"} {
-			t.Run(name+" "+in, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					serve := func(c *world.Conn, _ int) { c.JSON(200, answer) }
-					w := world.New(t, world.Setup{Engines: []*world.Engine{
-						{Name: "p0", Role: "prefill", Connector: name, Serve: serve},
-						{Name: "d0", Role: "decode", Connector: name, Serve: func(c *world.Conn, nth int) {
-							if in == "ReadPrefill" {
-								c.Hold() // until the failure of prefill cancels the leg
-								return
-							}
-							serve(c, nth)
-						}},
-					}})
-					inner, _ := connector.ByName(name)
-					w.SetConnectors(append(connector.All(), faulty{inner, in}))
-					a := w.Post(world.CompletionsPath, world.Completions(false))
-					if a.Err == nil && a.Status != 500 {
-						t.Errorf("got status %d: %s", a.Status, a.Body)
-					}
-					w.Outcome(telemetry.OutcomeInternal)
-				})
+			world.Run(t, name+" "+in, func(t *testing.T) {
+				serve := func(c *world.Conn, _ int) { c.JSON(200, answer) }
+				w := world.New(t, world.Setup{Engines: []*world.Engine{
+					{Name: "p0", Role: "prefill", Connector: name, Serve: serve},
+					{Name: "d0", Role: "decode", Connector: name, Serve: func(c *world.Conn, nth int) {
+						if in == "ReadPrefill" {
+							c.Hold() // until the failure of prefill cancels the leg
+							return
+						}
+						serve(c, nth)
+					}},
+				}})
+				inner, _ := connector.ByName(name)
+				w.SetConnectors(append(connector.All(), faulty{inner, in}))
+				a := w.Post(world.CompletionsPath, world.Completions(false))
+				if a.Err == nil && a.Status != 500 {
+					t.Errorf("got status %d: %s", a.Status, a.Body)
+				}
+				w.Outcome(telemetry.OutcomeInternal)
 			})
 		}
 	}
@@ -157,71 +155,69 @@ func TestPanicWhileAnAttemptWaits(t *testing.T) {
 		"for concurrent decode":    {connector: "sglang", hangs: "d0", cleanup: "abort_rid", calls: 2},
 		"in a relay with two legs": {connector: "sglang", write: world.EventB, cleanup: "abort_rid", calls: 1}, // on decode, which may still generate
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				engines := []*world.Engine{
-					{Name: "p0", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, nth int) {
-						switch {
-						case strings.Contains(c.Leg.Path, "abort"):
-							c.JSON(200, "{}")
-						case tt.hangs == "p0" || tt.connector == "sglang" && tt.hangs != "":
-							c.Hold()
-						case tt.connector == "sglang":
-							c.JSON(200, `{"choices":[{"text":"x","finish_reason":"length"}]}`)
-						default:
-							world.PrefillAnswers(c, nth)
+		world.Run(t, name, func(t *testing.T) {
+			engines := []*world.Engine{
+				{Name: "p0", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, nth int) {
+					switch {
+					case strings.Contains(c.Leg.Path, "abort"):
+						c.JSON(200, "{}")
+					case tt.hangs == "p0" || tt.connector == "sglang" && tt.hangs != "":
+						c.Hold()
+					case tt.connector == "sglang":
+						c.JSON(200, `{"choices":[{"text":"x","finish_reason":"length"}]}`)
+					default:
+						world.PrefillAnswers(c, nth)
+					}
+				}},
+				{Name: "d0", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
+					switch {
+					case strings.Contains(c.Leg.Path, "abort"):
+						c.JSON(200, "{}")
+					case isCleanup(c.Leg):
+						c.Send(world.StreamHead)
+						c.Hold()
+					case tt.hangs != "":
+						c.Hold()
+					case tt.refuses:
+						c.Send("HTTP/1.1 503 x\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
+					default:
+						c.Stream(world.EventA, world.EventB, world.Done)
+					}
+				}},
+			}
+			var over atomic.Bool
+			w := world.New(t, world.Setup{Engines: engines,
+				Clients: func(name string, c upstream.Client) upstream.Client {
+					if name == tt.hangs {
+						return panickingClient{c, &over}
+					}
+					return c
+				},
+				Options: func(o *proxy.Options) {
+					if tt.refuses {
+						o.Coordinator = panickingCoordinator{o.Coordinator}
+					}
+					if tt.write != "" {
+						o.Wrap = func(h http.Handler) http.Handler {
+							return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(panickingWriter{w, tt.write}, r) })
 						}
-					}},
-					{Name: "d0", Role: "decode", Connector: tt.connector, Serve: func(c *world.Conn, _ int) {
-						switch {
-						case strings.Contains(c.Leg.Path, "abort"):
-							c.JSON(200, "{}")
-						case isCleanup(c.Leg):
-							c.Send(world.StreamHead)
-							c.Hold()
-						case tt.hangs != "":
-							c.Hold()
-						case tt.refuses:
-							c.Send("HTTP/1.1 503 x\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
-						default:
-							c.Stream(world.EventA, world.EventB, world.Done)
-						}
-					}},
-				}
-				var over atomic.Bool
-				w := world.New(t, world.Setup{Engines: engines,
-					Clients: func(name string, c upstream.Client) upstream.Client {
-						if name == tt.hangs {
-							return panickingClient{c, &over}
-						}
-						return c
-					},
-					Options: func(o *proxy.Options) {
-						if tt.refuses {
-							o.Coordinator = panickingCoordinator{o.Coordinator}
-						}
-						if tt.write != "" {
-							o.Wrap = func(h http.Handler) http.Handler {
-								return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(panickingWriter{w, tt.write}, r) })
-							}
-						}
-					}})
-				if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Err == nil && a.Status != 500 {
-					t.Errorf("got status %d: %s", a.Status, a.Body)
-				}
-				w.Outcome(telemetry.OutcomeInternal)
-				time.Sleep(time.Minute) // for the clean-up
-				synctest.Wait()
-				if all, n := w.Metric("pdproxy_kv_cleanups_total"), w.Cleaned(tt.cleanup); all != float64(tt.calls) || tt.calls > 0 && n != all {
-					t.Errorf("got %v clean-ups, %v of them %s; want %d", all, n, tt.cleanup, tt.calls)
-				}
-				known := w.Registry.Snapshot()
-				p, d := engine.Target{Instance: known.Instance("p0")}, engine.Target{Instance: known.Instance("d0")}
-				if s := w.Registry.Pair(p, d).State(); s == abi.PairWarming {
-					t.Error("the pair still counts the attempt")
-				}
-				w.Settled()
-			})
+					}
+				}})
+			if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Err == nil && a.Status != 500 {
+				t.Errorf("got status %d: %s", a.Status, a.Body)
+			}
+			w.Outcome(telemetry.OutcomeInternal)
+			time.Sleep(time.Minute) // for the clean-up
+			synctest.Wait()
+			if all, n := w.Metric("pdproxy_kv_cleanups_total"), w.Cleaned(tt.cleanup); all != float64(tt.calls) || tt.calls > 0 && n != all {
+				t.Errorf("got %v clean-ups, %v of them %s; want %d", all, n, tt.cleanup, tt.calls)
+			}
+			known := w.Registry.Snapshot()
+			p, d := engine.Target{Instance: known.Instance("p0")}, engine.Target{Instance: known.Instance("d0")}
+			if s := w.Registry.Pair(p, d).State(); s == abi.PairWarming {
+				t.Error("the pair still counts the attempt")
+			}
+			w.Settled()
 		})
 	}
 }

@@ -28,51 +28,49 @@ func TestTurnOfAnotherProcess(t *testing.T) {
 		{"by another prefill", "gone", true, "forget_turn", 1},
 		{"by nobody", "gone", false, "engine_timeout", 0},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Bidirectional: tt.bidirectional, Serve: func(c *world.Conn, _ int) {
-					c.Send(world.StreamHead)
-					c.Chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
-					c.Hold()
-				}}
-				d := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl"}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}})
-				holder := engine.Target{Instance: w.Registry.Snapshot().Instance("d0")}
-				prefill := targetNamed(tt.prefill)
-				if known := w.Registry.Snapshot().Instance(tt.prefill); known != nil {
-					prefill.Instance = known
+		world.Run(t, tt.name, func(t *testing.T) {
+			p := &world.Engine{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Bidirectional: tt.bidirectional, Serve: func(c *world.Conn, _ int) {
+				c.Send(world.StreamHead)
+				c.Chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
+				c.Hold()
+			}}
+			d := &world.Engine{Name: "d0", Role: "decode", Connector: "vllm-nixl"}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{p, d}})
+			holder := engine.Target{Instance: w.Registry.Snapshot().Instance("d0")}
+			prefill := targetNamed(tt.prefill)
+			if known := w.Registry.Snapshot().Instance(tt.prefill); known != nil {
+				prefill.Instance = known
+			}
+			forget := connector.Cleanup{
+				Phase: abi.Prefill, Until: connector.UntilEvent, How: "forget_turn",
+				Leg: connector.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":[0]}`)},
+			}
+			job := cleanup.Retained(cleanup.Job{RequestID: "r", Connector: "vllm-nixl", Limit: time.Second}, forget, prefill, targetNamed("of that name"))
+			told := &fleet.RetainedKV{
+				Holder: holder, Since: holder.Since(), Host: holder.Host, Params: []byte(`{"remote_host":"d0"}`), Forget: job.Append(nil),
+			}
+			if err := w.ForgetTurn(told); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if legs := p.Seen(); len(legs) != tt.calls || tt.calls > 0 && legs[0].Body != `{"prompt":[0]}` {
+				t.Errorf("prefill got %+v", legs)
+			}
+			if n := w.Metric("pdproxy_kv_cleanups_total", "vllm-nixl", tt.how); n != 1 {
+				t.Errorf("got %v counted clean-ups", n)
+			}
+			for n := range told.Forget {
+				short := *told
+				short.Forget = told.Forget[:n]
+				if w.ForgetTurn(&short) == nil {
+					t.Fatalf("the first %d of %d bytes decode as a clean-up", n, len(told.Forget))
 				}
-				forget := connector.Cleanup{
-					Phase: abi.Prefill, Until: connector.UntilEvent, How: "forget_turn",
-					Leg: connector.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":[0]}`)},
-				}
-				job := cleanup.Retained(cleanup.Job{RequestID: "r", Connector: "vllm-nixl", Limit: time.Second}, forget, prefill, targetNamed("of that name"))
-				told := &fleet.RetainedKV{
-					Holder: holder, Since: holder.Since(), Host: holder.Host, Params: []byte(`{"remote_host":"d0"}`), Forget: job.Append(nil),
-				}
-				if err := w.ForgetTurn(told); err != nil {
-					t.Fatal(err)
-				}
-				synctest.Wait()
-				if legs := p.Seen(); len(legs) != tt.calls || tt.calls > 0 && legs[0].Body != `{"prompt":[0]}` {
-					t.Errorf("prefill got %+v", legs)
-				}
-				if n := w.Metric("pdproxy_kv_cleanups_total", "vllm-nixl", tt.how); n != 1 {
-					t.Errorf("got %v counted clean-ups", n)
-				}
-				for n := range told.Forget {
-					short := *told
-					short.Forget = told.Forget[:n]
-					if w.ForgetTurn(&short) == nil {
-						t.Fatalf("the first %d of %d bytes decode as a clean-up", n, len(told.Forget))
-					}
-				}
-				job.Add([]connector.Cleanup{forget}, prefill, holder)
-				told.Forget = job.Append(nil)
-				if w.ForgetTurn(told) == nil {
-					t.Error("two joined clean-ups decode as that of a turn")
-				}
-			})
+			}
+			job.Add([]connector.Cleanup{forget}, prefill, holder)
+			told.Forget = job.Append(nil)
+			if w.ForgetTurn(told) == nil {
+				t.Error("two joined clean-ups decode as that of a turn")
+			}
 		})
 	}
 }

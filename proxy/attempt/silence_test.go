@@ -177,46 +177,44 @@ func TestSilentEngineIsLeft(t *testing.T) {
 		{"none", "both", "", 0, false},
 	} {
 		for _, stream := range []string{"stream", "whole"} {
-			t.Run(tt.connector+" "+tt.phase+" "+stream, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					h := &stopWorld{connector: tt.connector, phase: tt.phase, answer: tt.answer}
-					newStopWorld(t, h, nil)
-					a, took := h.request(stream == "stream")
-					if a.Status != 200 || a.Err != nil || !strings.Contains(a.Body, `"x"`) {
-						t.Fatalf("got status %d, error %v: %s", a.Status, a.Err, a.Body)
+			world.Run(t, tt.connector+" "+tt.phase+" "+stream, func(t *testing.T) {
+				h := &stopWorld{connector: tt.connector, phase: tt.phase, answer: tt.answer}
+				newStopWorld(t, h, nil)
+				a, took := h.request(stream == "stream")
+				if a.Status != 200 || a.Err != nil || !strings.Contains(a.Body, `"x"`) {
+					t.Fatalf("got status %d, error %v: %s", a.Status, a.Err, a.Body)
+				}
+				if took > detectTime+retryTime {
+					t.Errorf("answered %v after the engine had stopped, want less", took)
+				}
+				h.mu.Lock()
+				name := h.halted.Name
+				h.mu.Unlock()
+				silent := 0
+				for _, l := range h.Explained().Legs {
+					if l.Engine == name && l.Error == "silent" {
+						silent++
 					}
-					if took > detectTime+retryTime {
-						t.Errorf("answered %v after the engine had stopped, want less", took)
-					}
-					h.mu.Lock()
-					name := h.halted.Name
-					h.mu.Unlock()
-					silent := 0
-					for _, l := range h.Explained().Legs {
-						if l.Engine == name && l.Error == "silent" {
-							silent++
-						}
-					}
-					if silent != 1 || h.Metric("pdproxy_leg_errors_total", name, "silent") != 1 {
-						t.Errorf("got %d unresponsive legs: %+v", silent, h.Explained().Legs)
-					}
-					if f := h.Registry.Snapshot().Instance(name).Breaker.Failures(); f != 0 {
-						t.Errorf("got %d failures of an engine whose stop the probes have detected", f)
-					}
-					time.Sleep(10 * time.Second)
-					if n := len(h.calls()); tt.back && n > 0 {
-						t.Errorf("got %d clean-ups before the engine resumed", n)
-					}
-					back := time.Now()
-					h.resume()
-					time.Sleep(5 * time.Second)
-					if n := len(h.calls()); n != tt.freed {
-						t.Fatalf("got %d clean-ups, want %d", n, tt.freed)
-					}
-					if tt.phase == "decode" && tt.back && tt.connector == "vllm-nixl" && h.calls()[0].Sub(back) < cleanup.Yield {
-						t.Error("the clean-up arrived before the engine could have handled the abort")
-					}
-				})
+				}
+				if silent != 1 || h.Metric("pdproxy_leg_errors_total", name, "silent") != 1 {
+					t.Errorf("got %d unresponsive legs: %+v", silent, h.Explained().Legs)
+				}
+				if f := h.Registry.Snapshot().Instance(name).Breaker.Failures(); f != 0 {
+					t.Errorf("got %d failures of an engine whose stop the probes have detected", f)
+				}
+				time.Sleep(10 * time.Second)
+				if n := len(h.calls()); tt.back && n > 0 {
+					t.Errorf("got %d clean-ups before the engine resumed", n)
+				}
+				back := time.Now()
+				h.resume()
+				time.Sleep(5 * time.Second)
+				if n := len(h.calls()); n != tt.freed {
+					t.Fatalf("got %d clean-ups, want %d", n, tt.freed)
+				}
+				if tt.phase == "decode" && tt.back && tt.connector == "vllm-nixl" && h.calls()[0].Sub(back) < cleanup.Yield {
+					t.Error("the clean-up arrived before the engine could have handled the abort")
+				}
 			})
 		}
 	}
@@ -233,15 +231,13 @@ func TestSilentEngineIsWaitedFor(t *testing.T) {
 		"nobody else":      {true, config.Retry{Attempts: 3, MinBudget: 10}},
 	} {
 		for _, phase := range []string{"prefill", "decode"} {
-			t.Run(name+" "+phase, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					h := &stopWorld{connector: "vllm-nixl", phase: phase, answer: world.NamedAnswer, alone: tt.alone}
-					newStopWorld(t, h, func(c *config.Config) { c.Retry = tt.retry })
-					time.AfterFunc(20*time.Second, h.resume)
-					if a, took := h.request(true); a.Status != 200 || took.Round(time.Second) != 20*time.Second {
-						t.Errorf("got status %d after %v: %s", a.Status, took, a.Body)
-					}
-				})
+			world.Run(t, name+" "+phase, func(t *testing.T) {
+				h := &stopWorld{connector: "vllm-nixl", phase: phase, answer: world.NamedAnswer, alone: tt.alone}
+				newStopWorld(t, h, func(c *config.Config) { c.Retry = tt.retry })
+				time.AfterFunc(20*time.Second, h.resume)
+				if a, took := h.request(true); a.Status != 200 || took.Round(time.Second) != 20*time.Second {
+					t.Errorf("got status %d after %v: %s", a.Status, took, a.Body)
+				}
 			})
 		}
 	}
@@ -274,48 +270,44 @@ func TestBlocksOfASilentDecode(t *testing.T) {
 		"the KV does not arrive in time":    {time.Minute, 5 * time.Second},
 		"neither before the probes know it": {time.Minute, 200 * time.Millisecond},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: world.NamedAnswer}
-				newStopWorld(t, h, func(c *config.Config) {
-					c.Retry.Attempts = 1
-					c.Timeouts.Transfer, c.Timeouts.Handshake = config.Duration(tt.transfer), config.Duration(time.Millisecond)
-				})
-				ctx, leave := context.WithTimeout(t.Context(), tt.leaves)
-				defer leave()
-				if a := world.Ask(ctx, h.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(true)); a.Status == 200 {
-					t.Fatalf("the stopped engine answered: %s", a.Body)
-				}
-				time.Sleep(12 * time.Second)
-				if calls := h.calls(); len(calls) > 0 {
-					t.Errorf("got a clean-up %v after the stop, before the engine resumed", calls[0].Sub(h.stoppedAt()))
-				}
-				back := time.Now()
-				h.resume()
-				time.Sleep(5 * time.Second)
-				if calls := h.calls(); len(calls) != 1 || calls[0].Sub(back) < cleanup.Yield {
-					t.Errorf("got clean-ups at %v, want one after %v", calls, back.Add(cleanup.Yield))
-				}
+		world.Run(t, name, func(t *testing.T) {
+			h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: world.NamedAnswer}
+			newStopWorld(t, h, func(c *config.Config) {
+				c.Retry.Attempts = 1
+				c.Timeouts.Transfer, c.Timeouts.Handshake = config.Duration(tt.transfer), config.Duration(time.Millisecond)
 			})
+			ctx, leave := context.WithTimeout(t.Context(), tt.leaves)
+			defer leave()
+			if a := world.Ask(ctx, h.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(true)); a.Status == 200 {
+				t.Fatalf("the stopped engine answered: %s", a.Body)
+			}
+			time.Sleep(12 * time.Second)
+			if calls := h.calls(); len(calls) > 0 {
+				t.Errorf("got a clean-up %v after the stop, before the engine resumed", calls[0].Sub(h.stoppedAt()))
+			}
+			back := time.Now()
+			h.resume()
+			time.Sleep(5 * time.Second)
+			if calls := h.calls(); len(calls) != 1 || calls[0].Sub(back) < cleanup.Yield {
+				t.Errorf("got clean-ups at %v, want one after %v", calls, back.Add(cleanup.Yield))
+			}
 		})
 	}
-	t.Run("the engine ends", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: world.NamedAnswer}
-			newStopWorld(t, h, func(c *config.Config) { c.Retry.Attempts = 1 })
-			ctx, leave := context.WithTimeout(t.Context(), 8*time.Second)
-			defer leave()
-			world.Ask(ctx, h.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(true))
-			time.Sleep(5 * time.Second)
-			if calls := h.calls(); len(calls) > 0 {
-				t.Errorf("got a clean-up while the engine may resume")
-			}
-			h.halted.End()
-			time.Sleep(5 * time.Second)
-			if calls := h.calls(); len(calls) != 1 {
-				t.Errorf("got %d clean-ups after the engine had ended, want 1", len(calls))
-			}
-		})
+	world.Run(t, "the engine ends", func(t *testing.T) {
+		h := &stopWorld{connector: "vllm-nixl", phase: "decode", answer: world.NamedAnswer}
+		newStopWorld(t, h, func(c *config.Config) { c.Retry.Attempts = 1 })
+		ctx, leave := context.WithTimeout(t.Context(), 8*time.Second)
+		defer leave()
+		world.Ask(ctx, h.Client, "POST", "http://proxy"+world.CompletionsPath, world.Completions(true))
+		time.Sleep(5 * time.Second)
+		if calls := h.calls(); len(calls) > 0 {
+			t.Errorf("got a clean-up while the engine may resume")
+		}
+		h.halted.End()
+		time.Sleep(5 * time.Second)
+		if calls := h.calls(); len(calls) != 1 {
+			t.Errorf("got %d clean-ups after the engine had ended, want 1", len(calls))
+		}
 	})
 }
 

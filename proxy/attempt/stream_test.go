@@ -81,27 +81,25 @@ func TestStream(t *testing.T) {
 		}, world.EventA + world.Broken, false, telemetry.OutcomeBroken, "body"},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: tt.serve}}})
-				a := w.Post(world.CompletionsPath, world.Completions(true))
-				if (a.Err != nil) != tt.cut || a.Status != 200 || !strings.HasPrefix(a.Header.Get("Content-Type"), "text/event-stream") {
-					t.Fatalf("got status %d, header %v, error %v", a.Status, a.Header, a.Err)
-				}
-				if a.Body != tt.body && !(tt.cut && strings.HasPrefix(tt.body, a.Body)) {
-					t.Errorf("got  %.300q\nwant %.300q", a.Body, tt.body)
-				}
-				w.Outcome(tt.outcome)
-				if got := w.Explained().Legs[0].Error; got != tt.reason {
-					t.Errorf("error of the leg: got %q, want %q", got, tt.reason)
-				}
-				if n := w.Metric("pdproxy_broken_streams_total"); n != btof(tt.outcome == telemetry.OutcomeBroken) {
-					t.Errorf("got %v counted broken streams", n)
-				}
-				if n := w.Metric("pdproxy_leg_errors_total", "decode", "e", tt.reason); tt.reason != "" && n != 1 {
-					t.Errorf("got %v legs counted as %s", n, tt.reason)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: tt.serve}}})
+			a := w.Post(world.CompletionsPath, world.Completions(true))
+			if (a.Err != nil) != tt.cut || a.Status != 200 || !strings.HasPrefix(a.Header.Get("Content-Type"), "text/event-stream") {
+				t.Fatalf("got status %d, header %v, error %v", a.Status, a.Header, a.Err)
+			}
+			if a.Body != tt.body && !(tt.cut && strings.HasPrefix(tt.body, a.Body)) {
+				t.Errorf("got  %.300q\nwant %.300q", a.Body, tt.body)
+			}
+			w.Outcome(tt.outcome)
+			if got := w.Explained().Legs[0].Error; got != tt.reason {
+				t.Errorf("error of the leg: got %q, want %q", got, tt.reason)
+			}
+			if n := w.Metric("pdproxy_broken_streams_total"); n != btof(tt.outcome == telemetry.OutcomeBroken) {
+				t.Errorf("got %v counted broken streams", n)
+			}
+			if n := w.Metric("pdproxy_leg_errors_total", "decode", "e", tt.reason); tt.reason != "" && n != 1 {
+				t.Errorf("got %v legs counted as %s", n, tt.reason)
+			}
 		})
 	}
 }
@@ -165,27 +163,25 @@ func TestStreamBeforeFirstEvent(t *testing.T) {
 		}, 200, other, "timeout"},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				bad := &world.Engine{Name: "e0", Serve: tt.serve}
-				good := &world.Engine{Name: "e1", Serve: func(c *world.Conn, _ int) { c.Stream(world.EventA, world.Done) }}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{bad, good}})
-				a := w.Post(world.CompletionsPath, world.Completions(true))
-				if a.Err != nil || a.Status != tt.status || a.Body != tt.body {
-					t.Errorf("got status %d, error %v: %q", a.Status, a.Err, a.Body)
+		world.Run(t, tt.name, func(t *testing.T) {
+			bad := &world.Engine{Name: "e0", Serve: tt.serve}
+			good := &world.Engine{Name: "e1", Serve: func(c *world.Conn, _ int) { c.Stream(world.EventA, world.Done) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{bad, good}})
+			a := w.Post(world.CompletionsPath, world.Completions(true))
+			if a.Err != nil || a.Status != tt.status || a.Body != tt.body {
+				t.Errorf("got status %d, error %v: %q", a.Status, a.Err, a.Body)
+			}
+			if n := w.Metric("pdproxy_retries_total", tt.retried); n != btof(tt.retried != "") || len(good.Seen()) != int(n) {
+				t.Errorf("got %v retries for %s, and %d requests on the other engine", n, tt.retried, len(good.Seen()))
+			}
+			if tt.retried != "" {
+				if ids := bad.Seen()[0].Header["X-Request-Id"][0] + good.Seen()[0].Header["X-Request-Id"][0]; ids[:32] == ids[32:] {
+					t.Errorf("both attempts have the same id %s", ids[:32])
 				}
-				if n := w.Metric("pdproxy_retries_total", tt.retried); n != btof(tt.retried != "") || len(good.Seen()) != int(n) {
-					t.Errorf("got %v retries for %s, and %d requests on the other engine", n, tt.retried, len(good.Seen()))
+				if h := a.Header.Get("X-Pdproxy-Decode"); h != "e1" {
+					t.Errorf("the client's error names engine %q", h)
 				}
-				if tt.retried != "" {
-					if ids := bad.Seen()[0].Header["X-Request-Id"][0] + good.Seen()[0].Header["X-Request-Id"][0]; ids[:32] == ids[32:] {
-						t.Errorf("both attempts have the same id %s", ids[:32])
-					}
-					if h := a.Header.Get("X-Pdproxy-Decode"); h != "e1" {
-						t.Errorf("the client's error names engine %q", h)
-					}
-				}
-			})
+			}
 		})
 	}
 }
@@ -232,21 +228,19 @@ func TestStreamUsage(t *testing.T) {
 		{"split in the middle", []string{usageEvent(7, 3)[:40], usageEvent(7, 3)[40:]}, [3]int64{7, 3, 0}},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				pieces := append(append([]string{world.EventA}, tt.events...), world.Done)
-				w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.Stream(pieces...) }}}})
-				if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Body != strings.Join(pieces, "") {
-					t.Fatalf("got %q", a.Body)
-				}
-				row := w.Ended()[0]
-				if got := [3]int64{row.PromptTokens, row.OutputTokens, row.CachedTokens}; got != tt.want {
-					t.Errorf("prompt, output, cached: got %v, want %v", got, tt.want)
-				}
-				if n := w.Metric("pdproxy_tokens_total", "completion"); n != float64(tt.want[1]) {
-					t.Errorf("got %v counted tokens", n)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			pieces := append(append([]string{world.EventA}, tt.events...), world.Done)
+			w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.Stream(pieces...) }}}})
+			if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Body != strings.Join(pieces, "") {
+				t.Fatalf("got %q", a.Body)
+			}
+			row := w.Ended()[0]
+			if got := [3]int64{row.PromptTokens, row.OutputTokens, row.CachedTokens}; got != tt.want {
+				t.Errorf("prompt, output, cached: got %v, want %v", got, tt.want)
+			}
+			if n := w.Metric("pdproxy_tokens_total", "completion"); n != float64(tt.want[1]) {
+				t.Errorf("got %v counted tokens", n)
+			}
 		})
 	}
 }
@@ -255,34 +249,32 @@ func TestStreamUsage(t *testing.T) {
 // connection and sends an error to the client. SSE comments do not restart the time.
 func TestStreamIdle(t *testing.T) {
 	for _, comments := range []bool{false, true} {
-		t.Run(fmt.Sprintf("comments %v", comments), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e := &world.Engine{Serve: func(c *world.Conn, _ int) {
-					c.Send(world.StreamHead)
-					c.Chunks(world.EventA)
-					for comments {
-						time.Sleep(4 * time.Second)
-						if _, err := fmt.Fprintf(c, "%x\r\n%s\r\n", len(world.Comment), world.Comment); err != nil {
-							break
-						}
+		world.Run(t, fmt.Sprintf("comments %v", comments), func(t *testing.T) {
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) {
+				c.Send(world.StreamHead)
+				c.Chunks(world.EventA)
+				for comments {
+					time.Sleep(4 * time.Second)
+					if _, err := fmt.Fprintf(c, "%x\r\n%s\r\n", len(world.Comment), world.Comment); err != nil {
+						break
 					}
-					c.Hold()
-				}}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(10 * time.Second) }})
-				begin := time.Now()
-				a := w.Post(world.CompletionsPath, world.Completions(true))
-				want := world.EventA + world.Broken
-				if strings.ReplaceAll(a.Body, world.Comment, "") != want || a.Err != nil {
-					t.Errorf("got %q, %v", a.Body, a.Err)
 				}
-				if d := time.Since(begin); d < 10*time.Second || d > 13*time.Second {
-					t.Errorf("the stream lasted %v of simulated time", d)
-				}
-				w.Outcome(telemetry.OutcomeBroken)
-				if e := w.Explained().Legs[0].Error; e != "timeout" {
-					t.Errorf("error of the leg: got %q", e)
-				}
-			})
+				c.Hold()
+			}}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(10 * time.Second) }})
+			begin := time.Now()
+			a := w.Post(world.CompletionsPath, world.Completions(true))
+			want := world.EventA + world.Broken
+			if strings.ReplaceAll(a.Body, world.Comment, "") != want || a.Err != nil {
+				t.Errorf("got %q, %v", a.Body, a.Err)
+			}
+			if d := time.Since(begin); d < 10*time.Second || d > 13*time.Second {
+				t.Errorf("the stream lasted %v of simulated time", d)
+			}
+			w.Outcome(telemetry.OutcomeBroken)
+			if e := w.Explained().Legs[0].Error; e != "timeout" {
+				t.Errorf("error of the leg: got %q", e)
+			}
 		})
 	}
 }
@@ -389,37 +381,35 @@ func TestBegunStreamOwesNothing(t *testing.T) {
 		{"vllm-nixl", world.NIXLAnswer}, {"vllm-moriio", `{"kv_transfer_params":{}}`}, {"sglang", world.DoneAnswer}, {"trtllm", world.TRTAnswer},
 	} {
 		for _, breaks := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s breaks %t", tt.connector, breaks), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					w := world.New(t, world.Setup{Engines: []*world.Engine{
-						{Name: "p", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, _ int) { c.JSON(200, tt.answer) }},
-						{Name: "d", Role: "decode", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
-							time.Sleep(time.Second) // until prefill has answered
-							c.Send(world.StreamHead)
-							c.Chunks(world.EventA)
-							if breaks {
-								c.HangUp()
-								return
-							}
-							c.Hold()
-						})},
-					}})
-					ctx, leave := context.WithCancel(t.Context())
-					defer leave()
-					resp := w.Streams(ctx)
-					if breaks {
-						io.Copy(io.Discard, resp.Body)
-					}
-					leave()
-					resp.Body.Close()
-					time.Sleep(time.Minute) // clean-ups
-					if n := w.Metric("pdproxy_exchanges_total"); n != 1 {
-						t.Errorf("got %v ended exchanges", n)
-					}
-					if n := w.Metric("pdproxy_kv_cleanups_total", "engine_timeout"); n != 0 {
-						t.Errorf("got %v clean-ups left to the time-outs of engines", n)
-					}
-				})
+			world.Run(t, fmt.Sprintf("%s breaks %t", tt.connector, breaks), func(t *testing.T) {
+				w := world.New(t, world.Setup{Engines: []*world.Engine{
+					{Name: "p", Role: "prefill", Connector: tt.connector, Serve: func(c *world.Conn, _ int) { c.JSON(200, tt.answer) }},
+					{Name: "d", Role: "decode", Connector: tt.connector, Serve: world.Aborting(func(c *world.Conn, _ int) {
+						time.Sleep(time.Second) // until prefill has answered
+						c.Send(world.StreamHead)
+						c.Chunks(world.EventA)
+						if breaks {
+							c.HangUp()
+							return
+						}
+						c.Hold()
+					})},
+				}})
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				resp := w.Streams(ctx)
+				if breaks {
+					io.Copy(io.Discard, resp.Body)
+				}
+				leave()
+				resp.Body.Close()
+				time.Sleep(time.Minute) // clean-ups
+				if n := w.Metric("pdproxy_exchanges_total"); n != 1 {
+					t.Errorf("got %v ended exchanges", n)
+				}
+				if n := w.Metric("pdproxy_kv_cleanups_total", "engine_timeout"); n != 0 {
+					t.Errorf("got %v clean-ups left to the time-outs of engines", n)
+				}
 			})
 		}
 	}
@@ -437,17 +427,15 @@ func TestBrokenStreamPerAPI(t *testing.T) {
 		{"/v1/chat/completions", `{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}`, world.EventA, "data: {\"error\":{", 0},
 	}
 	for _, tt := range tests {
-		t.Run(tt.path, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.Send(world.StreamHead); c.Chunks(tt.first); c.HangUp() }}}})
-				a := w.Post(tt.path, tt.body)
-				if !strings.HasPrefix(a.Body, tt.first+tt.want) || !strings.HasSuffix(a.Body, "\n\n") || a.Err != nil {
-					t.Errorf("got status %d, error %v: %q", a.Status, a.Err, a.Body)
-				}
-				if api, ok := openai.APIFor(tt.path); !ok || !strings.HasSuffix(a.Body, string(api.AppendErrorEvent(nil, openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete"), tt.sequence))) {
-					t.Errorf("the last event is not of the API's form: %q", a.Body)
-				}
-			})
+		world.Run(t, tt.path, func(t *testing.T) {
+			w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.Send(world.StreamHead); c.Chunks(tt.first); c.HangUp() }}}})
+			a := w.Post(tt.path, tt.body)
+			if !strings.HasPrefix(a.Body, tt.first+tt.want) || !strings.HasSuffix(a.Body, "\n\n") || a.Err != nil {
+				t.Errorf("got status %d, error %v: %q", a.Status, a.Err, a.Body)
+			}
+			if api, ok := openai.APIFor(tt.path); !ok || !strings.HasSuffix(a.Body, string(api.AppendErrorEvent(nil, openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete"), tt.sequence))) {
+				t.Errorf("the last event is not of the API's form: %q", a.Body)
+			}
 		})
 	}
 }

@@ -119,91 +119,79 @@ func (k *keeping) freed() []time.Time {
 
 // TestTurnsAreFreed: decode frees the KV of a turn if no later turn can use it.
 func TestTurnsAreFreed(t *testing.T) {
-	t.Run("another turn takes its place", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			k := newKeeping(t, 2)
-			var asked sync.WaitGroup
-			for _, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
-				asked.Go(func() {
-					if a := k.sendTurn(prompt); a.Status != 200 {
-						t.Errorf("got status %d: %s", a.Status, a.Body)
-					}
-				})
-			}
-			asked.Wait()
-			if n := k.Metric("pdproxy_turn_kv_total", "kept"); n != 2 || len(k.freed()) != 1 {
-				t.Errorf("got %v retained turns and %d freed turns", n, len(k.freed()))
-			}
-		})
-	})
-	t.Run("the conversation is another one", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			k := newKeeping(t, 0)
-			for freed, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
-				if a := k.sendTurn(prompt); a.Status != 200 || len(k.freed()) != freed {
-					t.Errorf("got status %d: %s; %d freed turns, want %d", a.Status, a.Body, len(k.freed()), freed)
-				}
-			}
-		})
-	})
-	t.Run("prefill is away for a minute", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			k := newKeeping(t, 0)
-			k.away = time.Now().Add(time.Minute)
-			for _, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
+	world.Run(t, "another turn takes its place", func(t *testing.T) {
+		k := newKeeping(t, 2)
+		var asked sync.WaitGroup
+		for _, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
+			asked.Go(func() {
 				if a := k.sendTurn(prompt); a.Status != 200 {
-					t.Fatalf("got status %d: %s", a.Status, a.Body)
+					t.Errorf("got status %d: %s", a.Status, a.Body)
 				}
-			}
-			time.Sleep(90 * time.Second)
-			if n := len(k.freed()); n != 1 {
-				t.Errorf("got %d freed turns, want 1", n)
-			}
-		})
+			})
+		}
+		asked.Wait()
+		if n := k.Metric("pdproxy_turn_kv_total", "kept"); n != 2 || len(k.freed()) != 1 {
+			t.Errorf("got %v retained turns and %d freed turns", n, len(k.freed()))
+		}
 	})
-	t.Run("decode does not respond for a minute", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			k := newKeeping(t, 0)
-			if a := k.sendTurn("[1,2,3]"); a.Status != 200 {
+	world.Run(t, "the conversation is another one", func(t *testing.T) {
+		k := newKeeping(t, 0)
+		for freed, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
+			if a := k.sendTurn(prompt); a.Status != 200 || len(k.freed()) != freed {
+				t.Errorf("got status %d: %s; %d freed turns, want %d", a.Status, a.Body, len(k.freed()), freed)
+			}
+		}
+	})
+	world.Run(t, "prefill is away for a minute", func(t *testing.T) {
+		k := newKeeping(t, 0)
+		k.away = time.Now().Add(time.Minute)
+		for _, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
+			if a := k.sendTurn(prompt); a.Status != 200 {
 				t.Fatalf("got status %d: %s", a.Status, a.Body)
 			}
-			resume := k.holder.Stop()
-			time.Sleep(time.Minute)
-			if !k.Registry.Snapshot().Instance("d").Unresponsive() {
-				t.Fatal("the proxy has not detected that decode does not respond")
-			}
-			resume()
-			time.Sleep(time.Minute)
-			if a := k.sendTurn("[1,2,3,9,7]"); a.Status != 200 || k.pulls || len(k.freed()) != 1 {
-				t.Errorf("got status %d: %s; pulled %v, %d freed turns", a.Status, a.Body, k.pulls, len(k.freed()))
-			}
-		})
+		}
+		time.Sleep(90 * time.Second)
+		if n := len(k.freed()); n != 1 {
+			t.Errorf("got %d freed turns, want 1", n)
+		}
 	})
-	t.Run("a stream names it in a very large event", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			k := newKeeping(t, 0)
-			a := k.Post("/v1/responses", `{"model":"m","input":"hi","stream":true}`)
-			if a.Status != 200 || len(a.Body) < 2<<20 || strings.Contains(a.Body, "d.test") || len(k.freed()) != 1 {
-				t.Errorf("got status %d and %d bytes, %d freed turns; the client got the parameters: %v", a.Status, len(a.Body), len(k.freed()), strings.Contains(a.Body, "d.test"))
-			}
-		})
+	world.Run(t, "decode does not respond for a minute", func(t *testing.T) {
+		k := newKeeping(t, 0)
+		if a := k.sendTurn("[1,2,3]"); a.Status != 200 {
+			t.Fatalf("got status %d: %s", a.Status, a.Body)
+		}
+		resume := k.holder.Stop()
+		time.Sleep(time.Minute)
+		if !k.Registry.Snapshot().Instance("d").Unresponsive() {
+			t.Fatal("the proxy has not detected that decode does not respond")
+		}
+		resume()
+		time.Sleep(time.Minute)
+		if a := k.sendTurn("[1,2,3,9,7]"); a.Status != 200 || k.pulls || len(k.freed()) != 1 {
+			t.Errorf("got status %d: %s; pulled %v, %d freed turns", a.Status, a.Body, k.pulls, len(k.freed()))
+		}
 	})
-	t.Run("the client does not get the answer", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			k := newKeeping(t, 0)
-			taken := int64(0)
-			k.answering = func() { // the memory is enough for the answer, but not for its public form
-				taken = k.Memory.Limit() - k.Memory.Used() - 4200
-				k.Memory.Take(taken)
-			}
-			if a := k.sendTurn("[1,2,3]"); a.Status != 503 || len(k.freed()) != 1 {
-				t.Errorf("got status %d: %s; %d freed turns", a.Status, a.Body, len(k.freed()))
-			}
-			if n := k.Cleaned("abort_decode"); n != 0 {
-				t.Errorf("got %v clean-ups of blocks that decode has read", n)
-			}
-			k.Memory.Release(taken)
-		})
+	world.Run(t, "a stream names it in a very large event", func(t *testing.T) {
+		k := newKeeping(t, 0)
+		a := k.Post("/v1/responses", `{"model":"m","input":"hi","stream":true}`)
+		if a.Status != 200 || len(a.Body) < 2<<20 || strings.Contains(a.Body, "d.test") || len(k.freed()) != 1 {
+			t.Errorf("got status %d and %d bytes, %d freed turns; the client got the parameters: %v", a.Status, len(a.Body), len(k.freed()), strings.Contains(a.Body, "d.test"))
+		}
+	})
+	world.Run(t, "the client does not get the answer", func(t *testing.T) {
+		k := newKeeping(t, 0)
+		taken := int64(0)
+		k.answering = func() { // the memory is enough for the answer, but not for its public form
+			taken = k.Memory.Limit() - k.Memory.Used() - 4200
+			k.Memory.Take(taken)
+		}
+		if a := k.sendTurn("[1,2,3]"); a.Status != 503 || len(k.freed()) != 1 {
+			t.Errorf("got status %d: %s; %d freed turns", a.Status, a.Body, len(k.freed()))
+		}
+		if n := k.Cleaned("abort_decode"); n != 0 {
+			t.Errorf("got %v clean-ups of blocks that decode has read", n)
+		}
+		k.Memory.Release(taken)
 	})
 }
 
@@ -230,25 +218,23 @@ func TestTurnsThatPrefillReads(t *testing.T) {
 // connection. If prefill answers late, it has read the KV, and nothing is left to free.
 func TestTurnsThatLatePrefillReads(t *testing.T) {
 	for name, frees := range map[string]int{"it never answers": 1, "it answers": 0} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				k := newKeeping(t, 0)
-				k.hangs, k.late = frees == 1, frees == 0
-				if a := k.sendTurn("[1,2,3]"); a.Status != 200 {
-					t.Fatalf("got status %d: %s", a.Status, a.Body)
-				}
-				a := k.sendTurn("[1,2,3,9,7]")
-				time.Sleep(time.Minute)
-				freed := k.freed()
-				k.mu.Lock()
-				defer k.mu.Unlock()
-				if a.Status != 504 || !k.pulls || len(freed) != frees {
-					t.Fatalf("got status %d, pulled %v; KV freed at %v", a.Status, k.pulls, freed)
-				}
-				if frees > 0 && (k.closed.IsZero() || freed[0].Sub(k.closed) < cleanup.Yield) {
-					t.Errorf("KV freed at %v, the leg was closed at %v", freed, k.closed)
-				}
-			})
+		world.Run(t, name, func(t *testing.T) {
+			k := newKeeping(t, 0)
+			k.hangs, k.late = frees == 1, frees == 0
+			if a := k.sendTurn("[1,2,3]"); a.Status != 200 {
+				t.Fatalf("got status %d: %s", a.Status, a.Body)
+			}
+			a := k.sendTurn("[1,2,3,9,7]")
+			time.Sleep(time.Minute)
+			freed := k.freed()
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			if a.Status != 504 || !k.pulls || len(freed) != frees {
+				t.Fatalf("got status %d, pulled %v; KV freed at %v", a.Status, k.pulls, freed)
+			}
+			if frees > 0 && (k.closed.IsZero() || freed[0].Sub(k.closed) < cleanup.Yield) {
+				t.Errorf("KV freed at %v, the leg was closed at %v", freed, k.closed)
+			}
 		})
 	}
 }

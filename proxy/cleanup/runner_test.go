@@ -53,22 +53,20 @@ func TestCleanupsAreRepeated(t *testing.T) {
 			world.StreamHead + chunk(`data: {"error":{"message":"no","type":"x","code":500}}`), world.StreamHead + chunk(`data: {"choices":[{"text":"x"}]}`),
 		}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := &world.Engine{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
-					c.Send(tt.answers[min(nth, len(tt.answers))-1])
-					c.Hold()
-				}}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{d, {Name: "p", Role: "prefill", Connector: "vllm-nixl"}}})
-				target := func(name string) engine.Target { return engine.Target{Instance: w.Registry.Snapshot().Instance(name)} }
-				job := &cleanup.Job{Connector: "vllm-nixl", Limit: time.Second}
-				job.Add([]connector.Cleanup{{Phase: abi.Decode, Leg: connector.Leg{Path: "/x"}, Until: tt.until, How: "test"}}, target("p"), target("d"))
-				newRunner(w).Start(job)
-				time.Sleep(time.Minute)
-				if n, calls := w.Cleaned("test"), len(d.Seen()); n != 1 || calls != len(tt.answers) {
-					t.Errorf("got %v clean-ups after %d calls, want 1 after %d", n, calls, len(tt.answers))
-				}
-			})
+		world.Run(t, name, func(t *testing.T) {
+			d := &world.Engine{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, nth int) {
+				c.Send(tt.answers[min(nth, len(tt.answers))-1])
+				c.Hold()
+			}}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{d, {Name: "p", Role: "prefill", Connector: "vllm-nixl"}}})
+			target := func(name string) engine.Target { return engine.Target{Instance: w.Registry.Snapshot().Instance(name)} }
+			job := &cleanup.Job{Connector: "vllm-nixl", Limit: time.Second}
+			job.Add([]connector.Cleanup{{Phase: abi.Decode, Leg: connector.Leg{Path: "/x"}, Until: tt.until, How: "test"}}, target("p"), target("d"))
+			newRunner(w).Start(job)
+			time.Sleep(time.Minute)
+			if n, calls := w.Cleaned("test"), len(d.Seen()); n != 1 || calls != len(tt.answers) {
+				t.Errorf("got %v clean-ups after %d calls, want 1 after %d", n, calls, len(tt.answers))
+			}
 		})
 	}
 }
@@ -173,25 +171,23 @@ func TestPromptsAgainAreBounded(t *testing.T) {
 // proxy does not ask an engine for which the name in prefill's answer means another host.
 func TestCleanupsAreSentToPrefillOnly(t *testing.T) {
 	for host, peers := range map[string]int{"localhost": 0, "10.0.0.5": 1, "169.254.169.254": 0} {
-		t.Run(host, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d1 := &world.Engine{Name: "d1", At: "10.0.0.5:81", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.HangUp() }}
-				d2 := &world.Engine{Name: "d2", At: "10.0.0.6:80", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) }}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{{Name: "p", At: "10.0.0.5:80", Role: "prefill", Connector: "vllm-nixl", KVHosts: "10.0.0.5"}, d1, d2}})
-				target := func(name string) engine.Target { return engine.Target{Instance: w.Registry.Snapshot().Instance(name)} }
-				job := &cleanup.Job{Connector: "vllm-nixl", Limit: time.Second}
-				job.Add([]connector.Cleanup{{
-					Phase: abi.Decode, AnyTarget: true, Hosts: []string{host}, Until: connector.UntilHead, How: "test", Leg: connector.Leg{Path: "/x"},
-				}}, target("p"), target("d1"))
-				newRunner(w).Start(job)
-				time.Sleep(time.Minute)
-				if n := len(d2.Seen()); n != peers || w.Cleaned("test") != float64(peers) {
-					t.Errorf("calls of d2: got %d, want %d", n, peers)
-				}
-				if beside := len(d1.Seen()) > 0; beside != (host != "169.254.169.254") {
-					t.Errorf("the engine on prefill's host received calls: %v", beside)
-				}
-			})
+		world.Run(t, host, func(t *testing.T) {
+			d1 := &world.Engine{Name: "d1", At: "10.0.0.5:81", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.HangUp() }}
+			d2 := &world.Engine{Name: "d2", At: "10.0.0.6:80", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{{Name: "p", At: "10.0.0.5:80", Role: "prefill", Connector: "vllm-nixl", KVHosts: "10.0.0.5"}, d1, d2}})
+			target := func(name string) engine.Target { return engine.Target{Instance: w.Registry.Snapshot().Instance(name)} }
+			job := &cleanup.Job{Connector: "vllm-nixl", Limit: time.Second}
+			job.Add([]connector.Cleanup{{
+				Phase: abi.Decode, AnyTarget: true, Hosts: []string{host}, Until: connector.UntilHead, How: "test", Leg: connector.Leg{Path: "/x"},
+			}}, target("p"), target("d1"))
+			newRunner(w).Start(job)
+			time.Sleep(time.Minute)
+			if n := len(d2.Seen()); n != peers || w.Cleaned("test") != float64(peers) {
+				t.Errorf("calls of d2: got %d, want %d", n, peers)
+			}
+			if beside := len(d1.Seen()) > 0; beside != (host != "169.254.169.254") {
+				t.Errorf("the engine on prefill's host received calls: %v", beside)
+			}
 		})
 	}
 }

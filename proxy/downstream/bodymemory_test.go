@@ -43,36 +43,34 @@ func TestBodyWithoutMemory(t *testing.T) {
 		{"never, together with the memory of the leg", 0, limit - 1<<16, true, 413, "body_too_large"},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}, Config: within(limit)})
-				w.Memory.Take(tt.taken)
-				var body io.Reader = strings.NewReader(bodyOf(tt.size))
-				if !tt.sized {
-					body = io.MultiReader(body)
+		world.Run(t, tt.name, func(t *testing.T) {
+			w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}, Config: within(limit)})
+			w.Memory.Take(tt.taken)
+			var body io.Reader = strings.NewReader(bodyOf(tt.size))
+			if !tt.sized {
+				body = io.MultiReader(body)
+			}
+			resp, err := w.Client.Post("http://proxy"+world.CompletionsPath, "application/json", body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode != tt.status || !strings.Contains(string(text), tt.code) {
+				t.Errorf("got status %d, want %d: %.300s", resp.StatusCode, tt.status, text)
+			}
+			shed := 0.0
+			if tt.status == 503 {
+				shed = 1
+				if resp.Header.Get("Retry-After") == "" {
+					t.Error("no Retry-After")
 				}
-				resp, err := w.Client.Post("http://proxy"+world.CompletionsPath, "application/json", body)
-				if err != nil {
-					t.Fatal(err)
-				}
-				text, _ := io.ReadAll(resp.Body)
-				resp.Body.Close()
-				if resp.StatusCode != tt.status || !strings.Contains(string(text), tt.code) {
-					t.Errorf("got status %d, want %d: %.300s", resp.StatusCode, tt.status, text)
-				}
-				shed := 0.0
-				if tt.status == 503 {
-					shed = 1
-					if resp.Header.Get("Retry-After") == "" {
-						t.Error("no Retry-After")
-					}
-				}
-				if n := w.Metric("pdproxy_shed_total", tt.code); n != shed {
-					t.Errorf("got %v counted refusals, want %v", n, shed)
-				}
-				w.Memory.Release(tt.taken)
-				synctest.Wait()
-			})
+			}
+			if n := w.Metric("pdproxy_shed_total", tt.code); n != shed {
+				t.Errorf("got %v counted refusals, want %v", n, shed)
+			}
+			w.Memory.Release(tt.taken)
+			synctest.Wait()
 		})
 	}
 }

@@ -3,7 +3,6 @@ package downstream_test
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -48,29 +47,27 @@ func TestContentEncoding(t *testing.T) {
 		{"zstd with a size above the real one", "zstd", "\x28\xb5\x2f\xfd\xa0\xff\xff\xff\x7f" + strings.Repeat("a", 20), 413},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) { c.Server.MaxBody = limit }})
-				a := w.Post(world.CompletionsPath, tt.body, "Content-Encoding", tt.coding)
-				if a.Status != tt.status {
-					t.Fatalf("got status %d, want %d: %s", a.Status, tt.status, a.Body)
+		world.Run(t, tt.name, func(t *testing.T) {
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) { c.Server.MaxBody = limit }})
+			a := w.Post(world.CompletionsPath, tt.body, "Content-Encoding", tt.coding)
+			if a.Status != tt.status {
+				t.Fatalf("got status %d, want %d: %s", a.Status, tt.status, a.Body)
+			}
+			switch tt.status {
+			case 200:
+				leg := e.Seen()[0]
+				if leg.Body != plain || leg.Header["Content-Encoding"] != nil {
+					t.Errorf("the engine got Content-Encoding %q and %d bytes", leg.Header["Content-Encoding"], len(leg.Body))
 				}
-				switch tt.status {
-				case 200:
-					leg := e.Seen()[0]
-					if leg.Body != plain || leg.Header["Content-Encoding"] != nil {
-						t.Errorf("the engine got Content-Encoding %q and %d bytes", leg.Header["Content-Encoding"], len(leg.Body))
-					}
-				case 400, 415:
-					if !strings.Contains(a.Body, "Content-Encoding") || len(e.Seen()) != 0 {
-						t.Errorf("%d legs, %s", len(e.Seen()), a.Body)
-					}
+			case 400, 415:
+				if !strings.Contains(a.Body, "Content-Encoding") || len(e.Seen()) != 0 {
+					t.Errorf("%d legs, %s", len(e.Seen()), a.Body)
 				}
-				if got := a.Header.Get("Accept-Encoding"); (got == downstream.AcceptedCodings) != (tt.status == 415) {
-					t.Errorf("Accept-Encoding %q", got)
-				}
-			})
+			}
+			if got := a.Header.Get("Accept-Encoding"); (got == downstream.AcceptedCodings) != (tt.status == 415) {
+				t.Errorf("Accept-Encoding %q", got)
+			}
 		})
 	}
 }

@@ -173,16 +173,14 @@ func TestNoFallback(t *testing.T) {
 			c.HangUp()
 		}, "not complete"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				a, b := world.Answering("a", "a"), world.Answering("b", "b")
-				a.Serve = tt.serve
-				w := world.New(t, world.Setup{Engines: []*world.Engine{a, b}, Config: fallbackTo})
-				got := w.Post(world.CompletionsPath, `{"model":"a","prompt":"hi","stream":true}`)
-				if !strings.Contains(got.Body, tt.want) || len(b.Seen()) != 0 {
-					t.Errorf("got %d %s, and %d requests of b", got.Status, got.Body, len(b.Seen()))
-				}
-			})
+		world.Run(t, name, func(t *testing.T) {
+			a, b := world.Answering("a", "a"), world.Answering("b", "b")
+			a.Serve = tt.serve
+			w := world.New(t, world.Setup{Engines: []*world.Engine{a, b}, Config: fallbackTo})
+			got := w.Post(world.CompletionsPath, `{"model":"a","prompt":"hi","stream":true}`)
+			if !strings.Contains(got.Body, tt.want) || len(b.Seen()) != 0 {
+				t.Errorf("got %d %s, and %d requests of b", got.Status, got.Body, len(b.Seen()))
+			}
 		})
 	}
 }

@@ -71,18 +71,16 @@ func TestHoldEnds(t *testing.T) {
 		{"queue_timeout is less", time.Hour, "", 20 * time.Second, "held_by_policy"},
 		{"deadline", time.Hour, "300", 300 * time.Millisecond, "deadline_exceeded"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w, _, _ := holdingWorld(t, tt.limit)
-				began := time.Now()
-				a := w.Post(world.CompletionsPath, world.Completions(false), "X-Deadline", tt.deadline)
-				if took := time.Since(began); took != tt.want || a.Status != 503 || !strings.Contains(a.Body, `"code":"`+tt.code+`"`) || a.Header.Get("Retry-After") == "" {
-					t.Errorf("%d %v %s after %v", a.Status, a.Header, a.Body, took)
-				}
-				if n := w.Metric("pdproxy_shed_total", tt.code); n != 1 {
-					t.Errorf("%v requests are counted as shed", n)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			w, _, _ := holdingWorld(t, tt.limit)
+			began := time.Now()
+			a := w.Post(world.CompletionsPath, world.Completions(false), "X-Deadline", tt.deadline)
+			if took := time.Since(began); took != tt.want || a.Status != 503 || !strings.Contains(a.Body, `"code":"`+tt.code+`"`) || a.Header.Get("Retry-After") == "" {
+				t.Errorf("%d %v %s after %v", a.Status, a.Header, a.Body, took)
+			}
+			if n := w.Metric("pdproxy_shed_total", tt.code); n != 1 {
+				t.Errorf("%v requests are counted as shed", n)
+			}
 		})
 	}
 }

@@ -56,30 +56,28 @@ func TestPlanLimit(t *testing.T) {
 		{"longer than configured", nil, slow(1000*time.Second, answers), false, 999000, 504, 300 * time.Second},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				engines := []*world.Engine{{Serve: tt.decode}}
-				decision := abi.PlanAggregate
-				if tt.prefill != nil {
-					decision = abi.PlanDisaggregate
-					engines = []*world.Engine{
-						{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: tt.prefill},
-						{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: tt.decode},
-					}
+		world.Run(t, tt.name, func(t *testing.T) {
+			engines := []*world.Engine{{Serve: tt.decode}}
+			decision := abi.PlanAggregate
+			if tt.prefill != nil {
+				decision = abi.PlanDisaggregate
+				engines = []*world.Engine{
+					{Name: "p0", Role: "prefill", Connector: "vllm-nixl", Serve: tt.prefill},
+					{Name: "d0", Role: "decode", Connector: "vllm-nixl", Serve: tt.decode},
 				}
-				w := world.New(t, world.Setup{Engines: engines, Config: func(c *config.Config) { c.Retry.Attempts = 1 }})
-				w.Local.SetDecider(&planner{answer: abi.PlanAnswer{Decision: decision, LimitMillis: tt.limit}})
-				begin := time.Now()
-				a := w.Post(world.CompletionsPath, world.Completions(tt.stream))
-				if took := time.Since(begin); a.Status != tt.status || took != tt.took {
-					t.Errorf("after %v: %+v", took, a)
+			}
+			w := world.New(t, world.Setup{Engines: engines, Config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+			w.Local.SetDecider(&planner{answer: abi.PlanAnswer{Decision: decision, LimitMillis: tt.limit}})
+			begin := time.Now()
+			a := w.Post(world.CompletionsPath, world.Completions(tt.stream))
+			if took := time.Since(begin); a.Status != tt.status || took != tt.took {
+				t.Errorf("after %v: %+v", took, a)
+			}
+			for _, i := range w.Registry.Snapshot().Instances {
+				if n := i.Breaker.Failures(); n != 0 && tt.limit < 300000 {
+					t.Errorf("failures of %s: got %d", i.Spec.Name, n)
 				}
-				for _, i := range w.Registry.Snapshot().Instances {
-					if n := i.Breaker.Failures(); n != 0 && tt.limit < 300000 {
-						t.Errorf("failures of %s: got %d", i.Spec.Name, n)
-					}
-				}
-			})
+			}
 		})
 	}
 }

@@ -41,17 +41,15 @@ func TestIdentityForPolicies(t *testing.T) {
 		{"without classes", abi.NeedIdentity, nil, abi.Identity{Client: abi.ClientID("b"), Tenant: abi.LabelID("a")}},
 		{"with classes", abi.NeedIdentity, classes(true), abi.Identity{Client: abi.ClientID("b"), Tenant: abi.LabelID("a"), Class: abi.LabelID("batch")}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
-				w := world.New(t, world.Setup{Needs: tt.needs, Config: tt.config, Engines: []*world.Engine{e}, Keys: world.TenantLine("a", "rpm=9") + world.TenantLine("b", "tenant=a")})
-				if a := w.Post(world.CompletionsPath, world.Completions(false), "Authorization", "Bearer b-key", "X-Priority", "batch"); a.Status != 200 {
-					t.Fatalf("%+v", a)
-				}
-				if got := w.Decider.Asked.Load().(abi.RequestFacts).Identity; got != tt.want {
-					t.Errorf("got %+v, want %+v", got, tt.want)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			w := world.New(t, world.Setup{Needs: tt.needs, Config: tt.config, Engines: []*world.Engine{e}, Keys: world.TenantLine("a", "rpm=9") + world.TenantLine("b", "tenant=a")})
+			if a := w.Post(world.CompletionsPath, world.Completions(false), "Authorization", "Bearer b-key", "X-Priority", "batch"); a.Status != 200 {
+				t.Fatalf("%+v", a)
+			}
+			if got := w.Decider.Asked.Load().(abi.RequestFacts).Identity; got != tt.want {
+				t.Errorf("got %+v, want %+v", got, tt.want)
+			}
 		})
 	}
 }

@@ -60,55 +60,53 @@ func TestPriorityOfLegs(t *testing.T) {
 		{"sglang", world.DoneAnswer, config.LowerFirst, "batch", "", "5"},
 		{"none", world.DoneAnswer, config.HigherFirst, "interactive", "1", "7"},
 	} {
-		t.Run(strings.Join([]string{tt.connector, tt.order, tt.class, tt.own}, " "), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var arrived sync.WaitGroup // concurrent legs: an early answer of decode would end prefill's leg
-				if tt.connector == "sglang" {
-					arrived.Add(2)
+		world.Run(t, strings.Join([]string{tt.connector, tt.order, tt.class, tt.own}, " "), func(t *testing.T) {
+			var arrived sync.WaitGroup // concurrent legs: an early answer of decode would end prefill's leg
+			if tt.connector == "sglang" {
+				arrived.Add(2)
+			}
+			answer := func(c *world.Conn, _ int) {
+				if tt.connector == "sglang" && c.Leg.Path == world.CompletionsPath {
+					arrived.Done()
+					arrived.Wait()
 				}
-				answer := func(c *world.Conn, _ int) {
-					if tt.connector == "sglang" && c.Leg.Path == world.CompletionsPath {
-						arrived.Done()
-						arrived.Wait()
+				c.JSON(200, tt.answer)
+			}
+			engines := []*world.Engine{{Name: "p", Role: "prefill", Connector: tt.connector, Serve: answer}, {Name: "d", Role: "decode", Connector: tt.connector, Serve: answer}}
+			if tt.connector == "none" {
+				engines = []*world.Engine{{Name: "e", Serve: answer}}
+			}
+			for _, e := range engines {
+				e.Priority = tt.order
+			}
+			w := world.New(t, world.Setup{Engines: engines, Config: classes(true)})
+			body := strings.TrimSuffix(world.Completions(false), "}")
+			if tt.own != "" {
+				body += `,"priority":` + tt.own
+			}
+			header := []string{}
+			if tt.class != "" {
+				header = append(header, "X-Priority", tt.class)
+			}
+			w.Post(world.CompletionsPath, body+"}", header...)
+			legs := 0
+			for _, e := range engines {
+				for _, l := range e.Seen() {
+					if l.Method != http.MethodPost || l.Path != world.CompletionsPath {
+						continue
 					}
-					c.JSON(200, tt.answer)
-				}
-				engines := []*world.Engine{{Name: "p", Role: "prefill", Connector: tt.connector, Serve: answer}, {Name: "d", Role: "decode", Connector: tt.connector, Serve: answer}}
-				if tt.connector == "none" {
-					engines = []*world.Engine{{Name: "e", Serve: answer}}
-				}
-				for _, e := range engines {
-					e.Priority = tt.order
-				}
-				w := world.New(t, world.Setup{Engines: engines, Config: classes(true)})
-				body := strings.TrimSuffix(world.Completions(false), "}")
-				if tt.own != "" {
-					body += `,"priority":` + tt.own
-				}
-				header := []string{}
-				if tt.class != "" {
-					header = append(header, "X-Priority", tt.class)
-				}
-				w.Post(world.CompletionsPath, body+"}", header...)
-				legs := 0
-				for _, e := range engines {
-					for _, l := range e.Seen() {
-						if l.Method != http.MethodPost || l.Path != world.CompletionsPath {
-							continue
-						}
-						legs++
-						if got := legPriority(t, l.Body); got != tt.want {
-							t.Errorf("%s got priority %q, want %q: %s", e.Name, got, tt.want, l.Body)
-						}
-						if v := l.Header.Get("X-Priority"); v != "" {
-							t.Errorf("%s got the line %q", e.Name, v)
-						}
+					legs++
+					if got := legPriority(t, l.Body); got != tt.want {
+						t.Errorf("%s got priority %q, want %q: %s", e.Name, got, tt.want, l.Body)
+					}
+					if v := l.Header.Get("X-Priority"); v != "" {
+						t.Errorf("%s got the line %q", e.Name, v)
 					}
 				}
-				if legs < len(engines) {
-					t.Errorf("%d legs", legs)
-				}
-			})
+			}
+			if legs < len(engines) {
+				t.Errorf("%d legs", legs)
+			}
 		})
 	}
 }

@@ -32,44 +32,42 @@ func withRemote(t *testing.T, a, cloud *world.Engine, change func(*config.Config
 // name of the model, and neither PD fields nor header lines that name the client or hosts.
 func TestRemote(t *testing.T) {
 	for _, stream := range []bool{false, true} {
-		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				a, cloud := world.Answering("a", "a"), world.Answering("cloud", "")
-				w := withRemote(t, a, cloud, func(c *config.Config) { c.Server.TrustPDFields = true })
-				body := fmt.Sprintf(`{"model":"a","prompt":"hi","user":"u","kv_transfer_params":{"x":1},"stream":%t}`, stream)
-				header := []string{"Authorization", "Bearer of-the-client", "X-Api-Key", "of-the-client", "Cookie", "c=1", "X-Forwarded-For", "10.1.1.1",
-					"X-Session-ID", "s", "Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "X-Internal", "1", "Accept", "*/*"}
-				fellBack(w, w.Post(world.CompletionsPath, body, header...), "a", "no_engine", 0)
-				leave(w)
-				got := w.Post(world.CompletionsPath, body, header...)
-				fellBack(w, got, "cloud", "no_engine", 1)
-				legs := cloud.Seen()
-				if len(legs) != 1 {
-					t.Fatalf("the remote got %d requests", len(legs))
-				}
-				if want := fmt.Sprintf(`{"model":"gpt","prompt":"hi","user":"u","stream":%t}`, stream); legs[0].Body != want || legs[0].Path != world.CompletionsPath {
-					t.Errorf("the remote got %s %s, want %s", legs[0].Path, legs[0].Body, want)
-				}
-				var names []string
-				for name := range legs[0].Header {
-					names = append(names, name)
-				}
-				slices.Sort(names)
-				if want := []string{"Accept", "Authorization", "Content-Length", "Content-Type"}; !slices.Equal(names, want) || legs[0].Header.Get("Authorization") != "Bearer "+remoteKey {
-					t.Errorf("the remote got the header %v", legs[0].Header)
-				}
-				if n := w.Metric("pdproxy_exchanges_total", "remote:cloud", "ok"); n != 1 {
-					t.Errorf("got %v exchanges of the remote", n)
-				}
-				if got := w.Get("/health"); got.Status != 200 {
-					t.Errorf("health: %d, but the remote serves", got.Status)
-				}
-				leave(w, a)
-				fellBack(w, w.Post(world.CompletionsPath, body), "a", "no_engine", 1)
-				if strings.Contains(w.Logged.String(), remoteKey) {
-					t.Error("the key is in the log")
-				}
-			})
+		world.Run(t, fmt.Sprint("stream ", stream), func(t *testing.T) {
+			a, cloud := world.Answering("a", "a"), world.Answering("cloud", "")
+			w := withRemote(t, a, cloud, func(c *config.Config) { c.Server.TrustPDFields = true })
+			body := fmt.Sprintf(`{"model":"a","prompt":"hi","user":"u","kv_transfer_params":{"x":1},"stream":%t}`, stream)
+			header := []string{"Authorization", "Bearer of-the-client", "X-Api-Key", "of-the-client", "Cookie", "c=1", "X-Forwarded-For", "10.1.1.1",
+				"X-Session-ID", "s", "Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "X-Internal", "1", "Accept", "*/*"}
+			fellBack(w, w.Post(world.CompletionsPath, body, header...), "a", "no_engine", 0)
+			leave(w)
+			got := w.Post(world.CompletionsPath, body, header...)
+			fellBack(w, got, "cloud", "no_engine", 1)
+			legs := cloud.Seen()
+			if len(legs) != 1 {
+				t.Fatalf("the remote got %d requests", len(legs))
+			}
+			if want := fmt.Sprintf(`{"model":"gpt","prompt":"hi","user":"u","stream":%t}`, stream); legs[0].Body != want || legs[0].Path != world.CompletionsPath {
+				t.Errorf("the remote got %s %s, want %s", legs[0].Path, legs[0].Body, want)
+			}
+			var names []string
+			for name := range legs[0].Header {
+				names = append(names, name)
+			}
+			slices.Sort(names)
+			if want := []string{"Accept", "Authorization", "Content-Length", "Content-Type"}; !slices.Equal(names, want) || legs[0].Header.Get("Authorization") != "Bearer "+remoteKey {
+				t.Errorf("the remote got the header %v", legs[0].Header)
+			}
+			if n := w.Metric("pdproxy_exchanges_total", "remote:cloud", "ok"); n != 1 {
+				t.Errorf("got %v exchanges of the remote", n)
+			}
+			if got := w.Get("/health"); got.Status != 200 {
+				t.Errorf("health: %d, but the remote serves", got.Status)
+			}
+			leave(w, a)
+			fellBack(w, w.Post(world.CompletionsPath, body), "a", "no_engine", 1)
+			if strings.Contains(w.Logged.String(), remoteKey) {
+				t.Error("the key is in the log")
+			}
 		})
 	}
 }
@@ -119,45 +117,43 @@ func TestRemoteFails(t *testing.T) {
 		"empty stream": {func(c *world.Conn, _ int) { c.Stream("") }, 502},
 	} {
 		for _, stream := range []bool{false, true} {
-			t.Run(fmt.Sprint(name, " ", stream), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					if !stream && strings.Contains(name, "event") || !stream && name == "empty stream" {
-						return // only for streams
+			world.Run(t, fmt.Sprint(name, " ", stream), func(t *testing.T) {
+				if !stream && strings.Contains(name, "event") || !stream && name == "empty stream" {
+					return // only for streams
+				}
+				var works atomic.Bool
+				cloud := &world.Engine{Name: "cloud", Serve: func(c *world.Conn, nth int) {
+					if works.Load() {
+						world.Answering("cloud", "").Serve(c, nth)
+						return
 					}
-					var works atomic.Bool
-					cloud := &world.Engine{Name: "cloud", Serve: func(c *world.Conn, nth int) {
-						if works.Load() {
-							world.Answering("cloud", "").Serve(c, nth)
-							return
-						}
-						tt.serve(c, nth)
-					}}
-					w := withRemote(t, world.Answering("a", "a"), cloud, func(c *config.Config) {
-						c.Circuit.Failures, c.Circuit.OpenFor = 1, config.Duration(time.Minute)
-						c.Timeouts.FirstByte = config.Duration(10 * time.Second)
-					})
-					leave(w)
-					body := fmt.Sprintf(`{"model":"a","prompt":"hi","stream":%t}`, stream)
-					got := w.Post(world.CompletionsPath, body)
-					if got.Status != tt.status || !strings.Contains(got.Body, `"error"`) {
-						t.Errorf("got %d %s, want %d", got.Status, got.Body, tt.status)
-					}
-					tries := len(cloud.Seen())
-					if again := w.Post(world.CompletionsPath, body); again.Status != 503 || again.Header.Get("Retry-After") == "" {
-						t.Errorf("with an open circuit: got %d %s", again.Status, again.Body)
-					}
-					if n := len(cloud.Seen()); n != tries {
-						t.Errorf("the remote got %d requests with an open circuit", n-tries)
-					}
-					if text := got.Body + w.Logged.String(); strings.Contains(text, remoteKey) {
-						t.Errorf("the key is in an answer or the log: %s", text)
-					}
-					works.Store(true)
-					time.Sleep(time.Minute)
-					if later := w.Post(world.CompletionsPath, body); later.Status != 200 {
-						t.Errorf("after open_for: got %d %s", later.Status, later.Body)
-					}
+					tt.serve(c, nth)
+				}}
+				w := withRemote(t, world.Answering("a", "a"), cloud, func(c *config.Config) {
+					c.Circuit.Failures, c.Circuit.OpenFor = 1, config.Duration(time.Minute)
+					c.Timeouts.FirstByte = config.Duration(10 * time.Second)
 				})
+				leave(w)
+				body := fmt.Sprintf(`{"model":"a","prompt":"hi","stream":%t}`, stream)
+				got := w.Post(world.CompletionsPath, body)
+				if got.Status != tt.status || !strings.Contains(got.Body, `"error"`) {
+					t.Errorf("got %d %s, want %d", got.Status, got.Body, tt.status)
+				}
+				tries := len(cloud.Seen())
+				if again := w.Post(world.CompletionsPath, body); again.Status != 503 || again.Header.Get("Retry-After") == "" {
+					t.Errorf("with an open circuit: got %d %s", again.Status, again.Body)
+				}
+				if n := len(cloud.Seen()); n != tries {
+					t.Errorf("the remote got %d requests with an open circuit", n-tries)
+				}
+				if text := got.Body + w.Logged.String(); strings.Contains(text, remoteKey) {
+					t.Errorf("the key is in an answer or the log: %s", text)
+				}
+				works.Store(true)
+				time.Sleep(time.Minute)
+				if later := w.Post(world.CompletionsPath, body); later.Status != 200 {
+					t.Errorf("after open_for: got %d %s", later.Status, later.Body)
+				}
 			})
 		}
 	}

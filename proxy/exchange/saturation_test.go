@@ -38,32 +38,30 @@ func TestSaturation(t *testing.T) {
 			w.Reload(&cfg, nil)
 		}, 200},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: world.BySaturation})
-				w.Says("e", 3, tt.waiting, tt.usage)
-				before := len(e.Seen())
-				got := make(chan world.Answer, 1)
-				go func() { got <- w.Post(world.CompletionsPath, world.Completions(false)) }()
-				time.Sleep(5 * time.Second)
-				if n := w.Metric("pdproxy_requests_waiting", "m", "saturated"); n != 1 {
-					t.Errorf("%v requests are shown as held, want 1", n)
-				}
-				if n := len(e.Seen()) - before; n != 0 {
-					t.Errorf("the engine got %d requests", n)
-				}
-				tt.relief(w)
-				if a := <-got; a.Status != tt.status && tt.status == 200 || a.Status == 200 && tt.status != 200 {
-					t.Errorf("got %d %s", a.Status, a.Body)
-				}
-				if n := w.Metric("pdproxy_requests_waiting", "m", "saturated"); n != 0 {
-					t.Errorf("%v requests are shown as held after the end", n)
-				}
-				if notes := strings.Join(w.Explained().Notes, "\n"); !strings.Contains(notes, "the engines of the model were saturated: the request waited for 5") {
-					t.Errorf("explain has the notes %q", notes)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: world.BySaturation})
+			w.Says("e", 3, tt.waiting, tt.usage)
+			before := len(e.Seen())
+			got := make(chan world.Answer, 1)
+			go func() { got <- w.Post(world.CompletionsPath, world.Completions(false)) }()
+			time.Sleep(5 * time.Second)
+			if n := w.Metric("pdproxy_requests_waiting", "m", "saturated"); n != 1 {
+				t.Errorf("%v requests are shown as held, want 1", n)
+			}
+			if n := len(e.Seen()) - before; n != 0 {
+				t.Errorf("the engine got %d requests", n)
+			}
+			tt.relief(w)
+			if a := <-got; a.Status != tt.status && tt.status == 200 || a.Status == 200 && tt.status != 200 {
+				t.Errorf("got %d %s", a.Status, a.Body)
+			}
+			if n := w.Metric("pdproxy_requests_waiting", "m", "saturated"); n != 0 {
+				t.Errorf("%v requests are shown as held after the end", n)
+			}
+			if notes := strings.Join(w.Explained().Notes, "\n"); !strings.Contains(notes, "the engines of the model were saturated: the request waited for 5") {
+				t.Errorf("explain has the notes %q", notes)
+			}
 		})
 	}
 }

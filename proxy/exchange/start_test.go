@@ -41,36 +41,34 @@ func TestAwaitsFirstProbe(t *testing.T) {
 		{"a dead engine", 0, "a", "b", time.Second},
 		{"a dead engine without a fallback", 0, "c", "", time.Second},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				a, b, c := world.Answering("a", "a"), world.Answering("b", "b"), world.Answering("c", "c")
-				w := world.New(t, world.Setup{Engines: []*world.Engine{a, b, c}, Config: func(cfg *config.Config) {
-					cfg.Models = []config.Model{{Name: "a", Fallback: []string{"b"}}}
-				}})
-				leave(w, b)
-				answerA, answerC := a.Stop(), c.Stop()
-				adds(w, a, b, c)
-				if tt.answer > 0 {
-					time.AfterFunc(tt.answer, answerA)
-					time.AfterFunc(tt.answer, answerC)
+		world.Run(t, tt.name, func(t *testing.T) {
+			a, b, c := world.Answering("a", "a"), world.Answering("b", "b"), world.Answering("c", "c")
+			w := world.New(t, world.Setup{Engines: []*world.Engine{a, b, c}, Config: func(cfg *config.Config) {
+				cfg.Models = []config.Model{{Name: "a", Fallback: []string{"b"}}}
+			}})
+			leave(w, b)
+			answerA, answerC := a.Stop(), c.Stop()
+			adds(w, a, b, c)
+			if tt.answer > 0 {
+				time.AfterFunc(tt.answer, answerA)
+				time.AfterFunc(tt.answer, answerC)
+			}
+			began := time.Now()
+			got := w.Post(world.CompletionsPath, world.Asking(tt.model))
+			if took := time.Since(began); took != tt.took {
+				t.Errorf("answered after %v, want %v", took, tt.took)
+			}
+			if tt.by == "" {
+				if got.Status != 503 {
+					t.Errorf("got %d %s", got.Status, got.Body)
 				}
-				began := time.Now()
-				got := w.Post(world.CompletionsPath, world.Asking(tt.model))
-				if took := time.Since(began); took != tt.took {
-					t.Errorf("answered after %v, want %v", took, tt.took)
-				}
-				if tt.by == "" {
-					if got.Status != 503 {
-						t.Errorf("got %d %s", got.Status, got.Body)
-					}
-				} else if fellBack(w, got, tt.by, "failed", 0); tt.by == tt.model {
-					fellBack(w, got, tt.by, "no_engine", 0)
-				}
-				if tt.answer == 0 {
-					answerA()
-					answerC()
-				}
-			})
+			} else if fellBack(w, got, tt.by, "failed", 0); tt.by == tt.model {
+				fellBack(w, got, tt.by, "no_engine", 0)
+			}
+			if tt.answer == 0 {
+				answerA()
+				answerC()
+			}
 		})
 	}
 }

@@ -98,22 +98,20 @@ func TestTenantTokens(t *testing.T) {
 		"rejected by the engine":     {func(c *world.Conn) { c.JSON(400, `{"error":{}}`) }, false, 400, 300, 600, limit},
 		"failed engine":              {func(c *world.Conn) { c.JSON(500, `{"error":{}}`) }, false, 502, 300, 600, limit - 100},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e := &world.Engine{Serve: func(c *world.Conn, _ int) { tt.serve(c) }}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Keys: world.TenantLine("a", "tpm=1000 max=1")})
-				body := fmt.Sprintf(`{"model":"m","prompt":%q,"stream":%t,"max_tokens":%d}`, prompt, tt.stream, tt.max)
-				body = strings.Replace(body, `,"max_tokens":0`, "", 1)
-				r := asTenant(w, "a", body)
-				if r.Status != tt.status || r.Header.Get("x-ratelimit-remaining-tokens") != fmt.Sprint(tt.during) || r.Header.Get("x-ratelimit-limit-tokens") != "1000" {
-					t.Fatalf("status %d, %v, body %s", r.Status, r.Header, r.Body)
-				}
-				// This request takes no tokens: no model runs.
-				r = w.Post("/tokenize", `{"model":"m","prompt":"x"}`, "Authorization", "Bearer a-key")
-				if got := r.Header.Get("x-ratelimit-remaining-tokens"); got != fmt.Sprint(tt.after) {
-					t.Errorf("remaining %s, want %d", got, tt.after)
-				}
-			})
+		world.Run(t, name, func(t *testing.T) {
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) { tt.serve(c) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Keys: world.TenantLine("a", "tpm=1000 max=1")})
+			body := fmt.Sprintf(`{"model":"m","prompt":%q,"stream":%t,"max_tokens":%d}`, prompt, tt.stream, tt.max)
+			body = strings.Replace(body, `,"max_tokens":0`, "", 1)
+			r := asTenant(w, "a", body)
+			if r.Status != tt.status || r.Header.Get("x-ratelimit-remaining-tokens") != fmt.Sprint(tt.during) || r.Header.Get("x-ratelimit-limit-tokens") != "1000" {
+				t.Fatalf("status %d, %v, body %s", r.Status, r.Header, r.Body)
+			}
+			// This request takes no tokens: no model runs.
+			r = w.Post("/tokenize", `{"model":"m","prompt":"x"}`, "Authorization", "Bearer a-key")
+			if got := r.Header.Get("x-ratelimit-remaining-tokens"); got != fmt.Sprint(tt.after) {
+				t.Errorf("remaining %s, want %d", got, tt.after)
+			}
 		})
 	}
 }
@@ -149,35 +147,33 @@ func TestTenantLeaves(t *testing.T) {
 		"background with its usage":  {"/v1/responses", `"background":true,"max_output_tokens":300`, func(c *world.Conn) { c.JSON(200, `{"usage":{"input_tokens":30,"output_tokens":40}}`) }, limit - 70},
 		"background that is refused": {"/v1/responses", `"background":true,"max_output_tokens":300`, func(c *world.Conn) { c.JSON(400, `{"error":{}}`) }, limit},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e := &world.Engine{Serve: func(c *world.Conn, _ int) {
-					tt.engine(c)
-					if !strings.HasPrefix(name, "background") {
-						c.Hold()
-					}
-				}}
-				w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Keys: world.TenantLine("a", "tpm=1000")})
-				ctx, leave := context.WithTimeout(t.Context(), 5*time.Second)
-				defer leave()
-				body := fmt.Sprintf(`{"model":"m","prompt":%q,"input":%[1]q,%s}`, strings.Repeat("w", 98), tt.members)
-				if strings.HasPrefix(tt.path, "/v1/completions") {
-					body = strings.Replace(body, `"input"`, `"unused"`, 1)
-				}
-				world.Ask(ctx, w.Client, "POST", "http://proxy"+tt.path, body, "Authorization", "Bearer a-key", "Content-Type", "application/json")
-				synctest.Wait()
-				if used, want := w.Metric("pdproxy_tenant_tokens_total", "a"), limit-tt.after; int64(used) != want {
-					t.Errorf("%v tokens are counted, want %d", used, want)
-				}
-				r := w.Post("/tokenize", `{"model":"m","prompt":"x"}`, "Authorization", "Bearer a-key")
-				refilled := int64(0)
+		world.Run(t, name, func(t *testing.T) {
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) {
+				tt.engine(c)
 				if !strings.HasPrefix(name, "background") {
-					refilled = 5 * limit / 60 // in 5 s
+					c.Hold()
 				}
-				if got := r.Header.Get("x-ratelimit-remaining-tokens"); got != fmt.Sprint(min(tt.after+refilled, limit)) {
-					t.Errorf("remaining %s, want %d", got, tt.after+refilled)
-				}
-			})
+			}}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Keys: world.TenantLine("a", "tpm=1000")})
+			ctx, leave := context.WithTimeout(t.Context(), 5*time.Second)
+			defer leave()
+			body := fmt.Sprintf(`{"model":"m","prompt":%q,"input":%[1]q,%s}`, strings.Repeat("w", 98), tt.members)
+			if strings.HasPrefix(tt.path, "/v1/completions") {
+				body = strings.Replace(body, `"input"`, `"unused"`, 1)
+			}
+			world.Ask(ctx, w.Client, "POST", "http://proxy"+tt.path, body, "Authorization", "Bearer a-key", "Content-Type", "application/json")
+			synctest.Wait()
+			if used, want := w.Metric("pdproxy_tenant_tokens_total", "a"), limit-tt.after; int64(used) != want {
+				t.Errorf("%v tokens are counted, want %d", used, want)
+			}
+			r := w.Post("/tokenize", `{"model":"m","prompt":"x"}`, "Authorization", "Bearer a-key")
+			refilled := int64(0)
+			if !strings.HasPrefix(name, "background") {
+				refilled = 5 * limit / 60 // in 5 s
+			}
+			if got := r.Header.Get("x-ratelimit-remaining-tokens"); got != fmt.Sprint(min(tt.after+refilled, limit)) {
+				t.Errorf("remaining %s, want %d", got, tt.after+refilled)
+			}
 		})
 	}
 }

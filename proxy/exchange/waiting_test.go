@@ -83,29 +83,27 @@ func TestWaitEnds(t *testing.T) {
 			w.End()
 		}, "draining", time.Second},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w, _, _ := world.EmptyWorld(t, time.Minute, nil)
-				began := time.Now()
-				var wg sync.WaitGroup
-				for i := range 3 {
-					wg.Go(func() {
-						body := world.Asking("m")
-						if i == 2 { // a stream keeps its status open while it waits
-							body = `{"model":"m","prompt":"hi","max_tokens":5,"stream":true}`
-						}
-						a := w.Post(world.CompletionsPath, body)
-						if took := time.Since(began); a.Status != 503 || !strings.Contains(a.Body, `"code":"`+tt.code+`"`) || a.Header.Get("Retry-After") == "" || took > tt.within+time.Second {
-							t.Errorf("after %v: got %d %v %s %v", took, a.Status, a.Header, a.Body, a.Err)
-						}
-					})
-				}
-				tt.end(w)
-				wg.Wait()
-				if n := w.Metric("pdproxy_shed_total", tt.code); n != 3 {
-					t.Errorf("got %v requests counted as shed", n)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			w, _, _ := world.EmptyWorld(t, time.Minute, nil)
+			began := time.Now()
+			var wg sync.WaitGroup
+			for i := range 3 {
+				wg.Go(func() {
+					body := world.Asking("m")
+					if i == 2 { // a stream keeps its status open while it waits
+						body = `{"model":"m","prompt":"hi","max_tokens":5,"stream":true}`
+					}
+					a := w.Post(world.CompletionsPath, body)
+					if took := time.Since(began); a.Status != 503 || !strings.Contains(a.Body, `"code":"`+tt.code+`"`) || a.Header.Get("Retry-After") == "" || took > tt.within+time.Second {
+						t.Errorf("after %v: got %d %v %s %v", took, a.Status, a.Header, a.Body, a.Err)
+					}
+				})
+			}
+			tt.end(w)
+			wg.Wait()
+			if n := w.Metric("pdproxy_shed_total", tt.code); n != 3 {
+				t.Errorf("got %v requests counted as shed", n)
+			}
 		})
 	}
 }
@@ -121,31 +119,29 @@ func TestWaitIsBounded(t *testing.T) {
 		{"max_exchanges", func(l *config.Limits) { l.MaxExchanges, l.Queue = 2, 0 }, "queue_full"},
 		{"per_client", func(l *config.Limits) { l.PerClient = 2 }, "client_limit"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w, _, back := world.EmptyWorld(t, time.Hour, tt.limits)
-				ctx, leave := context.WithCancel(t.Context())
-				var wg sync.WaitGroup
-				wg.Go(func() { world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Asking("m")) })
-				wg.Go(func() { w.Post(world.CompletionsPath, world.Asking("m")) })
-				synctest.Wait()
-				if a := w.Post(world.CompletionsPath, world.Asking("m")); a.Status != 429 || !strings.Contains(a.Body, tt.code) {
-					t.Errorf("the third request: got %d %s", a.Status, a.Body)
+		world.Run(t, tt.name, func(t *testing.T) {
+			w, _, back := world.EmptyWorld(t, time.Hour, tt.limits)
+			ctx, leave := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			wg.Go(func() { world.Ask(ctx, w.Client, "POST", "http://proxy"+world.CompletionsPath, world.Asking("m")) })
+			wg.Go(func() { w.Post(world.CompletionsPath, world.Asking("m")) })
+			synctest.Wait()
+			if a := w.Post(world.CompletionsPath, world.Asking("m")); a.Status != 429 || !strings.Contains(a.Body, tt.code) {
+				t.Errorf("the third request: got %d %s", a.Status, a.Body)
+			}
+			leave()
+			synctest.Wait()
+			if n := w.Metric("pdproxy_requests_waiting", "m"); n != 1 {
+				t.Errorf("got %v waiting requests after one client has left", n)
+			}
+			wg.Go(func() {
+				if a := w.Post(world.CompletionsPath, world.Asking("m")); a.Status != 200 {
+					t.Errorf("the next request: got %d %s", a.Status, a.Body)
 				}
-				leave()
-				synctest.Wait()
-				if n := w.Metric("pdproxy_requests_waiting", "m"); n != 1 {
-					t.Errorf("got %v waiting requests after one client has left", n)
-				}
-				wg.Go(func() {
-					if a := w.Post(world.CompletionsPath, world.Asking("m")); a.Status != 200 {
-						t.Errorf("the next request: got %d %s", a.Status, a.Body)
-					}
-				})
-				synctest.Wait()
-				back()
-				wg.Wait()
 			})
+			synctest.Wait()
+			back()
+			wg.Wait()
 		})
 	}
 }

@@ -120,33 +120,31 @@ func TestWarmUpWithoutKV(t *testing.T) {
 		"no parameters":  {world.DoneAnswer, "unknown", "", 0},
 		"a foreign host": {strings.Replace(world.NIXLAnswer, "p.test", "169.254.169.254", 1), "broken", "foreign_host", 1},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := world.New(t, world.Setup{
-					Config: func(c *config.Config) { c.Pairs.WarmUp = true },
-					Engines: []*world.Engine{
-						{Name: "p", Role: "prefill", Connector: "vllm-nixl", KVHosts: "p.test", Serve: func(c *world.Conn, _ int) { c.JSON(200, tt.answer) }},
-						{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) {
-							if strings.Contains(c.Leg.Body, "kv_transfer_params") {
-								t.Errorf("decode received %s", c.Leg.Body)
-							}
-							c.JSON(200, world.DoneAnswer)
-						}},
-					},
-				})
-				ctx, cancel := context.WithCancel(context.Background())
-				done := make(chan struct{})
-				go func() { defer close(done); w.Warm(ctx) }()
-				time.Sleep(time.Second)
-				if n := w.Metric("pdproxy_pair_warmups_total", "failed"); n != 1 {
-					t.Errorf("got %v failed warm-ups", n)
-				}
-				if p := w.Registry.Pairs()[0]; p.State != tt.state || p.Failures != tt.failures || p.LastError != tt.last {
-					t.Errorf("pair %+v", p)
-				}
-				cancel()
-				<-done
+		world.Run(t, name, func(t *testing.T) {
+			w := world.New(t, world.Setup{
+				Config: func(c *config.Config) { c.Pairs.WarmUp = true },
+				Engines: []*world.Engine{
+					{Name: "p", Role: "prefill", Connector: "vllm-nixl", KVHosts: "p.test", Serve: func(c *world.Conn, _ int) { c.JSON(200, tt.answer) }},
+					{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) {
+						if strings.Contains(c.Leg.Body, "kv_transfer_params") {
+							t.Errorf("decode received %s", c.Leg.Body)
+						}
+						c.JSON(200, world.DoneAnswer)
+					}},
+				},
 			})
+			ctx, cancel := context.WithCancel(context.Background())
+			done := make(chan struct{})
+			go func() { defer close(done); w.Warm(ctx) }()
+			time.Sleep(time.Second)
+			if n := w.Metric("pdproxy_pair_warmups_total", "failed"); n != 1 {
+				t.Errorf("got %v failed warm-ups", n)
+			}
+			if p := w.Registry.Pairs()[0]; p.State != tt.state || p.Failures != tt.failures || p.LastError != tt.last {
+				t.Errorf("pair %+v", p)
+			}
+			cancel()
+			<-done
 		})
 	}
 }

@@ -114,27 +114,25 @@ func TestWithoutTokensARequestIsPlacedAllTheSame(t *testing.T) {
 		"a hang-up":        func(c *world.Conn) { c.Over = true },
 		"silence":          func(c *world.Conn) { c.Hold() },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := knowing(t, func(c *world.Conn, _ int) {
-					if strings.Contains(c.Leg.Path, "tokenize") || strings.Contains(c.Leg.Path, "render") {
-						serve(c)
-						return
-					}
-					c.JSON(200, world.Unary)
-				})
-				a := w.Post(world.CompletionsPath, `{"model":"m","prompt":"some words","max_tokens":1}`, "X-Request-Id", "r")
-				if a.Status != 200 {
-					t.Fatalf("got status %d: %s", a.Status, a.Body)
+		world.Run(t, name, func(t *testing.T) {
+			w := knowing(t, func(c *world.Conn, _ int) {
+				if strings.Contains(c.Leg.Path, "tokenize") || strings.Contains(c.Leg.Path, "render") {
+					serve(c)
+					return
 				}
-				synctest.Wait()
-				if blocks, size := matched(w, "r"); fmt.Sprint(blocks, size) != "0 0" {
-					t.Errorf("got %v blocks of %v tokens without ids", blocks, size)
-				}
-				if n := w.Metric("pdproxy_prompt_token_ids_total", "none"); n != 1 {
-					t.Errorf("got %v counted prompts without ids", n)
-				}
+				c.JSON(200, world.Unary)
 			})
+			a := w.Post(world.CompletionsPath, `{"model":"m","prompt":"some words","max_tokens":1}`, "X-Request-Id", "r")
+			if a.Status != 200 {
+				t.Fatalf("got status %d: %s", a.Status, a.Body)
+			}
+			synctest.Wait()
+			if blocks, size := matched(w, "r"); fmt.Sprint(blocks, size) != "0 0" {
+				t.Errorf("got %v blocks of %v tokens without ids", blocks, size)
+			}
+			if n := w.Metric("pdproxy_prompt_token_ids_total", "none"); n != 1 {
+				t.Errorf("got %v counted prompts without ids", n)
+			}
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy"
@@ -122,4 +123,9 @@ func Aborting(serve func(c *Conn, nth int)) func(c *Conn, nth int) {
 		}
 		serve(c, nth)
 	}
+}
+
+// Run runs f as the subtest of that name, in a bubble of synctest.
+func Run(t *testing.T, name string, f func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
 }
