@@ -35,7 +35,7 @@ func TestCORS(t *testing.T) {
 	other := []string{"Vary: Origin"}
 	listed := []string{"Access-Control-Allow-Origin: " + page, "Access-Control-Expose-Headers: *", "Vary: Origin"}
 	anyPage := []string{"Access-Control-Allow-Origin: *", "Access-Control-Expose-Headers: *"}
-	world.EachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		s := world.Wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
 			switch r.URL.Path {
 			case "/filter":
@@ -146,7 +146,7 @@ func TestPreflight(t *testing.T) {
 // programs go on working.
 func TestForeignPage(t *testing.T) {
 	const form = "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b--"
-	world.EachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
 		w, client := start(world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
 			c.Server.EngineRoutes, c.Server.CORSOrigins = []string{"/own"}, []string{"https://listed.example"}

@@ -26,7 +26,7 @@ import (
 
 // All protocols use the same handler.
 func TestFrontProtocols(t *testing.T) {
-	world.EachProtocol(t, func(t *testing.T, proto string, start func(world.Setup) (*world.World, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, proto string, start func(world.Setup) (*world.World, *http.Client)) {
 		w, c := start(world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, nth int) {
 			if nth == 1 {
 				c.Stream(world.EventA, world.Done)
@@ -52,7 +52,7 @@ func TestFrontProtocols(t *testing.T) {
 
 // If the client closes its connection, the legs end at once, over each protocol.
 func TestHangUp(t *testing.T) {
-	world.EachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		for _, stream := range []bool{false, true} {
 			e := &world.Engine{Serve: func(c *world.Conn, _ int) {
 				if stream {
@@ -86,7 +86,7 @@ func TestHangUp(t *testing.T) {
 // During a drain, running requests continue until the limit, and the proxy accepts no
 // connection.
 func TestDrain(t *testing.T) {
-	world.EachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		end := make(chan struct{})
 		w, c := start(world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
 			c.Send(world.StreamHead)
@@ -126,7 +126,7 @@ func TestDrain(t *testing.T) {
 // At the drain's limit the proxy sends an error to the remaining clients and aborts their
 // requests.
 func TestDrainCuts(t *testing.T) {
-	world.EachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		w, c := start(world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, nth int) {
 			if nth == 1 {
 				c.Send(world.StreamHead)
@@ -236,7 +236,7 @@ func TestSlowClients(t *testing.T) {
 }
 
 func TestHeadLimit(t *testing.T) {
-	world.EachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		w, c := start(world.Setup{Config: func(c *config.Config) { c.Server.MaxHeader = 8 << 10 }})
 		if a := world.Ask(t.Context(), c, "GET", "http://proxy/version", "", "X-A", strings.Repeat("a", 4<<10)); a.Status != 200 {
 			t.Errorf("head below the limit: got %+v", a)
@@ -253,7 +253,7 @@ func TestHeadLimit(t *testing.T) {
 }
 
 func TestBodyLimit(t *testing.T) {
-	world.EachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		_, c := start(world.Setup{Config: func(c *config.Config) { c.Server.MaxBody = 1000 }})
 		for _, sized := range []bool{true, false} {
 			var body io.Reader = strings.NewReader(strings.Repeat("x", 2000))
@@ -275,7 +275,7 @@ func TestBodyLimit(t *testing.T) {
 
 // If the rest of a body does not arrive, the client gets an error, over each protocol.
 func TestBodyTimeout(t *testing.T) {
-	world.EachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		w, c := start(world.Setup{Config: func(c *config.Config) { c.Server.MinBodyRate = 0 }})
 		r, stop := io.Pipe()
 		defer stop.Close()

@@ -18,7 +18,7 @@ import (
 // After StopAccepting the server accepts no connection and serves the open ones. The
 // server ends when the last connection ends.
 func TestStopAccepting(t *testing.T) {
-	world.EachProtocol(t, func(t *testing.T, proto string, start func(world.Setup) (*world.World, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, proto string, start func(world.Setup) (*world.World, *http.Client)) {
 		end := make(chan struct{})
 		w, c := start(world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, nth int) {
 			if nth > 1 {

@@ -24,7 +24,7 @@ import (
 // A wrapper gets every public request before routing. It gets no health check and no
 // admin request.
 func TestWrap(t *testing.T) {
-	world.EachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		w, _ := start(world.Wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("X-Wrapped", r.URL.Path)
 			if r.URL.Path == "/nowhere" {
@@ -78,7 +78,7 @@ func TestWrapWithoutFilters(t *testing.T) {
 // logs the panic.
 func TestWrapPanics(t *testing.T) {
 	for _, v := range []any{http.ErrAbortHandler, "a filter's fault"} {
-		world.EachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+		eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 			w, _ := start(world.Wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
 				h.ServeHTTP(w, r)
 				http.NewResponseController(w).Flush()
