@@ -37,6 +37,8 @@ SOAK         ?= 10m
 IDS          ?= 100000000
 MODE         ?= fleet
 COVERAGE_MIN := 85
+# Packages whose tests run the whole proxy with fake engines (proxytest/world), and so cover the packages below theirs.
+WORLDS       := ./proxy ./proxy/attempt ./proxy/cleanup ./proxy/downstream ./proxy/epp ./proxy/exchange ./proxy/prompt ./proxy/websocket
 # Packages of make mutants: rules without processes, sockets or waits, which their own tests cover.
 MUTATED      := ./abi ./policies/kvaware ./proxy/admission ./proxy/connector ./proxy/cleanup ./proxy/state/conversation ./proxy/state/kvindex ./proxy/state/load ./proxy/tenant
 MUTATIONS    := --invert-assignments --invert-logical --invert-loopctrl --remove-self-assignments
@@ -97,7 +99,7 @@ gateway: build ## the endpoint picker behind a real Envoy: the part of make test
 cover: ## coverage of abi, plugins and proxy, and the seeds of each fuzz target; fails below $(COVERAGE_MIN) %
 	@mkdir -p build
 	$(GO) test -cover -coverprofile=build/cover-own.out ./abi/... ./plugins/... ./proxy/...
-	$(GO) test -coverpkg=./abi/...,./plugins/...,./proxy/... -coverprofile=build/cover-others.out ./cmd/... ./conformance/abi ./proxy
+	$(GO) test -coverpkg=./abi/...,./plugins/...,./proxy/... -coverprofile=build/cover-others.out ./cmd/... ./conformance/abi $(WORLDS)
 	$(GO) run ./internal/dev/coverage -min $(COVERAGE_MIN) -profiles build/cover-own.out,build/cover-others.out abi plugins proxy
 
 .PHONY: fuzz

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"net/http"
@@ -8,8 +8,10 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // corsLines returns the lines of a header that are for browsers, sorted.
@@ -33,8 +35,8 @@ func TestCORS(t *testing.T) {
 	other := []string{"Vary: Origin"}
 	listed := []string{"Access-Control-Allow-Origin: " + page, "Access-Control-Expose-Headers: *", "Vary: Origin"}
 	anyPage := []string{"Access-Control-Allow-Origin: *", "Access-Control-Expose-Headers: *"}
-	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
-		s := wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+		s := world.Wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
 			switch r.URL.Path {
 			case "/filter":
 				w.Header().Set("Access-Control-Allow-Methods", "PUT")
@@ -44,15 +46,15 @@ func TestCORS(t *testing.T) {
 				h.ServeHTTP(w, r)
 			}
 		})
-		s.keys = keyLine("n", "k")
-		s.engines = []*fakeEngine{{serve: func(c *engineConn, _ int) {
-			if strings.Contains(c.leg.body, `"stream":true`) {
-				c.send(strings.Replace(streamHead, "\r\n\r\n", "\r\n"+engineCORS+"\r\n", 1))
-				c.chunks(eventA, done)
-				c.send("0\r\n\r\n")
+		s.Keys = world.KeyLine("n", "k")
+		s.Engines = []*world.Engine{{Serve: func(c *world.Conn, _ int) {
+			if strings.Contains(c.Leg.Body, `"stream":true`) {
+				c.Send(strings.Replace(world.StreamHead, "\r\n\r\n", "\r\n"+engineCORS+"\r\n", 1))
+				c.Chunks(world.EventA, world.Done)
+				c.Send("0\r\n\r\n")
 				return
 			}
-			c.send("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n" + engineCORS + "\r\n{}")
+			c.Send("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n" + engineCORS + "\r\n{}")
 		}}}
 		w, client := start(s)
 		for _, tt := range []struct {
@@ -63,25 +65,25 @@ func TestCORS(t *testing.T) {
 			status            int
 			want              []string
 		}{
-			{"off", page, key, "POST", completionsPath, nil, completions(false), 200, other},
-			{"off, stream", page, key, "POST", completionsPath, nil, completions(true), 200, other},
-			{"no page", "", key, "POST", completionsPath, []string{"*"}, completions(false), 200, nil},
-			{"no page, stream", "", key, "POST", completionsPath, nil, completions(true), 200, nil},
-			{"listed, whole answer", page, key, "POST", completionsPath, []string{"https://a.example", page}, completions(false), 200, listed},
-			{"listed, stream", page, key, "POST", completionsPath, []string{page}, completions(true), 200, listed},
-			{"any", page, key, "POST", completionsPath, []string{"*"}, completions(false), 200, anyPage},
-			{"not listed", "https://evil.example", key, "POST", completionsPath, []string{page}, completions(false), 200, other},
-			{"an error of the proxy", page, key, "POST", completionsPath, []string{page}, "{", 400, listed},
+			{"off", page, key, "POST", world.CompletionsPath, nil, world.Completions(false), 200, other},
+			{"off, stream", page, key, "POST", world.CompletionsPath, nil, world.Completions(true), 200, other},
+			{"no page", "", key, "POST", world.CompletionsPath, []string{"*"}, world.Completions(false), 200, nil},
+			{"no page, stream", "", key, "POST", world.CompletionsPath, nil, world.Completions(true), 200, nil},
+			{"listed, whole answer", page, key, "POST", world.CompletionsPath, []string{"https://a.example", page}, world.Completions(false), 200, listed},
+			{"listed, stream", page, key, "POST", world.CompletionsPath, []string{page}, world.Completions(true), 200, listed},
+			{"any", page, key, "POST", world.CompletionsPath, []string{"*"}, world.Completions(false), 200, anyPage},
+			{"not listed", "https://evil.example", key, "POST", world.CompletionsPath, []string{page}, world.Completions(false), 200, other},
+			{"an error of the proxy", page, key, "POST", world.CompletionsPath, []string{page}, "{", 400, listed},
 			{"no key", page, "", "GET", "/v1/models", []string{page}, "", 401, listed},
 			{"models", page, key, "GET", "/v1/models", []string{page}, "", 200, listed},
 			{"health", page, "", "GET", "/health", []string{page}, "", 200, listed},
 			{"the answer of a filter", page, "", "GET", "/filter", []string{page}, "", 200, listed},
 			{"an empty answer", page, "", "GET", "/empty", []string{page}, "", 200, listed},
-			{"OPTIONS without a question", page, key, "OPTIONS", completionsPath, []string{page}, "", 405, listed},
+			{"OPTIONS without a question", page, key, "OPTIONS", world.CompletionsPath, []string{page}, "", 405, listed},
 		} {
-			cfg := *w.cfg.Load()
+			cfg := *w.Config
 			cfg.Server.CORSOrigins = tt.allowed
-			w.Reload(&cfg, w.keys.Load())
+			w.Reload(&cfg, w.Keys)
 			header := []string{"Content-Type", "application/json"}
 			if tt.origin != "" {
 				header = append(header, "Origin", tt.origin)
@@ -89,12 +91,12 @@ func TestCORS(t *testing.T) {
 			if tt.key != "" {
 				header = append(header, "Authorization", tt.key)
 			}
-			a := ask(t.Context(), client, tt.method, "http://proxy"+tt.path, tt.body, header...)
-			if got := corsLines(a.header); a.status != tt.status || a.err != nil || !slices.Equal(got, tt.want) {
-				t.Errorf("%s: got status %d, error %v, lines %q, want %q", tt.name, a.status, a.err, got, tt.want)
+			a := world.Ask(t.Context(), client, tt.method, "http://proxy"+tt.path, tt.body, header...)
+			if got := corsLines(a.Header); a.Status != tt.status || a.Err != nil || !slices.Equal(got, tt.want) {
+				t.Errorf("%s: got status %d, error %v, lines %q, want %q", tt.name, a.Status, a.Err, got, tt.want)
 			}
-			if strings.Contains(tt.body, `"stream":true`) && a.body != eventA+done {
-				t.Errorf("%s: got the stream %q", tt.name, a.body)
+			if strings.Contains(tt.body, `"stream":true`) && a.Body != world.EventA+world.Done {
+				t.Errorf("%s: got the stream %q", tt.name, a.Body)
 			}
 		}
 	})
@@ -105,11 +107,11 @@ func TestCORS(t *testing.T) {
 func TestPreflight(t *testing.T) {
 	const page = "https://chat.example"
 	synctest.Test(t, func(t *testing.T) {
-		s := wrapped(func(_ http.Handler, _ http.ResponseWriter, r *http.Request) {
+		s := world.Wrapped(func(_ http.Handler, _ http.ResponseWriter, r *http.Request) {
 			t.Errorf("a filter sees %s %s", r.Method, r.URL.Path)
 		})
-		s.keys = keyLine("n", "k")
-		s.config = func(c *config.Config) { c.Server.CORSOrigins = []string{page} }
+		s.Keys = world.KeyLine("n", "k")
+		s.Config = func(c *config.Config) { c.Server.CORSOrigins = []string{page} }
 		w := newWorld(t, s)
 		preflight := func(path, origin string) *http.Response {
 			r := httptest.NewRequestWithContext(t.Context(), "OPTIONS", path, nil)
@@ -117,10 +119,10 @@ func TestPreflight(t *testing.T) {
 			r.Header.Set("Access-Control-Request-Method", "POST")
 			r.Header.Set("Access-Control-Request-Headers", "authorization,x-stainless-os")
 			answer := httptest.NewRecorder()
-			w.handler().ServeHTTP(answer, r)
+			w.Handler().ServeHTTP(answer, r)
 			return answer.Result()
 		}
-		for _, path := range []string{completionsPath, "/v1/models", "/health", "/nowhere"} {
+		for _, path := range []string{world.CompletionsPath, "/v1/models", "/health", "/nowhere"} {
 			resp := preflight(path, page)
 			want := []string{
 				"Access-Control-Allow-Headers: authorization,x-stainless-os", "Access-Control-Allow-Methods: GET, HEAD, POST, DELETE",
@@ -131,7 +133,7 @@ func TestPreflight(t *testing.T) {
 			}
 		}
 		for _, origin := range []string{"https://evil.example", "null", page + ".evil.example", "http://chat.example", ""} {
-			resp := preflight(completionsPath, origin)
+			resp := preflight(world.CompletionsPath, origin)
 			if resp.StatusCode != 403 || resp.Header.Get("Access-Control-Allow-Origin") != "" || resp.Header.Get("Content-Type") != "application/json" {
 				t.Errorf("origin %q: got status %d, header %v", origin, resp.StatusCode, resp.Header)
 			}
@@ -144,15 +146,15 @@ func TestPreflight(t *testing.T) {
 // programs go on working.
 func TestForeignPage(t *testing.T) {
 	const form = "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b--"
-	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
-		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
-		w, client := start(setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+		w, client := start(world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
 			c.Server.EngineRoutes, c.Server.CORSOrigins = []string{"/own"}, []string{"https://listed.example"}
 		}})
 		const page, multipart, audio = "https://chat.example", "multipart/form-data; boundary=b", "/v1/audio/transcriptions"
 		check := func(name, origin, contentType, method, path string, status int) {
 			t.Helper()
-			header, body := []string{"Authorization", "Bearer k"}, completions(false)
+			header, body := []string{"Authorization", "Bearer k"}, world.Completions(false)
 			for line, value := range map[string]string{"Origin": origin, "Content-Type": contentType} {
 				if value != "" {
 					header = append(header, line, value)
@@ -161,12 +163,12 @@ func TestForeignPage(t *testing.T) {
 			if contentType == multipart {
 				body = form
 			}
-			before := len(e.seen())
-			a := ask(t.Context(), client, method, "http://proxy"+path, body, header...)
-			if a.status != status || a.header.Get("X-Request-Id") == "" {
-				t.Errorf("%s: got %d %s, want %d", name, a.status, a.body, status)
+			before := len(e.Seen())
+			a := world.Ask(t.Context(), client, method, "http://proxy"+path, body, header...)
+			if a.Status != status || a.Header.Get("X-Request-Id") == "" {
+				t.Errorf("%s: got %d %s, want %d", name, a.Status, a.Body, status)
 			}
-			if n := len(e.seen()) - before; status >= 400 && n != 0 {
+			if n := len(e.Seen()) - before; status >= 400 && n != 0 {
 				t.Errorf("%s: the engine received %d requests", name, n)
 			}
 		}
@@ -174,43 +176,43 @@ func TestForeignPage(t *testing.T) {
 			name, origin, contentType, method, path string
 			status                                  int
 		}{
-			{"a program", "", "application/json", "POST", completionsPath, 200},
-			{"a program without a type", "", "", "POST", completionsPath, 200},
-			{"a type with a parameter", "", "Application/JSON ; charset=utf-8", "POST", completionsPath, 200},
-			{"a type of JSON", "", "application/vnd.own+json", "POST", completionsPath, 200},
-			{"a type of curl", "", "application/x-www-form-urlencoded", "POST", completionsPath, 415},
-			{"text", "", "text/plain;charset=UTF-8", "POST", completionsPath, 415},
-			{"text that names JSON", "", "text/plain; application/json", "POST", completionsPath, 415},
-			{"a form in place of JSON", "", multipart, "POST", completionsPath, 415},
+			{"a program", "", "application/json", "POST", world.CompletionsPath, 200},
+			{"a program without a type", "", "", "POST", world.CompletionsPath, 200},
+			{"a type with a parameter", "", "Application/JSON ; charset=utf-8", "POST", world.CompletionsPath, 200},
+			{"a type of JSON", "", "application/vnd.own+json", "POST", world.CompletionsPath, 200},
+			{"a type of curl", "", "application/x-www-form-urlencoded", "POST", world.CompletionsPath, 415},
+			{"text", "", "text/plain;charset=UTF-8", "POST", world.CompletionsPath, 415},
+			{"text that names JSON", "", "text/plain; application/json", "POST", world.CompletionsPath, 415},
+			{"a form in place of JSON", "", multipart, "POST", world.CompletionsPath, 415},
 			{"a form", "", multipart, "POST", audio, 200},
 			{"a form on a listed route", "", multipart, "POST", "/own", 200},
 			{"text in place of a form", "", "text/plain", "POST", audio, 415},
-			{"another page", page, "application/json", "POST", completionsPath, 403},
-			{"another page, text", page, "text/plain", "POST", completionsPath, 403},
+			{"another page", page, "application/json", "POST", world.CompletionsPath, 403},
+			{"another page, text", page, "text/plain", "POST", world.CompletionsPath, 403},
 			{"another page, form", page, multipart, "POST", audio, 403},
-			{"another page, no type", page, "", "POST", completionsPath, 403},
+			{"another page, no type", page, "", "POST", world.CompletionsPath, 403},
 			{"another page, cancel", page, "", "POST", "/v1/responses/resp_a/cancel", 403},
 			{"another page, delete", page, "", "DELETE", "/v1/responses/resp_a", 403},
 			{"another page reads", page, "", "GET", "/v1/models", 200},
-			{"a page without an origin", "null", "application/json", "POST", completionsPath, 403},
-			{"another port", "http://proxy:81", "application/json", "POST", completionsPath, 403},
-			{"a longer name", "http://proxy.evil.example", "application/json", "POST", completionsPath, 403},
-			{"the same address", "http://proxy", "application/json", "POST", completionsPath, 200},
-			{"the same address with its port", "http://PROXY:80", "application/json", "POST", completionsPath, 200},
-			{"the same address, text", "http://proxy", "text/plain", "POST", completionsPath, 415},
-			{"the same address, no type", "http://proxy", "", "POST", completionsPath, 415},
-			{"the listed page", "https://listed.example", "application/json", "POST", completionsPath, 200},
+			{"a page without an origin", "null", "application/json", "POST", world.CompletionsPath, 403},
+			{"another port", "http://proxy:81", "application/json", "POST", world.CompletionsPath, 403},
+			{"a longer name", "http://proxy.evil.example", "application/json", "POST", world.CompletionsPath, 403},
+			{"the same address", "http://proxy", "application/json", "POST", world.CompletionsPath, 200},
+			{"the same address with its port", "http://PROXY:80", "application/json", "POST", world.CompletionsPath, 200},
+			{"the same address, text", "http://proxy", "text/plain", "POST", world.CompletionsPath, 415},
+			{"the same address, no type", "http://proxy", "", "POST", world.CompletionsPath, 415},
+			{"the listed page", "https://listed.example", "application/json", "POST", world.CompletionsPath, 200},
 		} {
 			check(tt.name, tt.origin, tt.contentType, tt.method, tt.path, tt.status)
 		}
-		keys, err := admission.ParseKeys([]byte(keyLine("n", "k")))
+		keys, err := admission.ParseKeys([]byte(world.KeyLine("n", "k")))
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.Reload(w.cfg.Load(), keys)
-		check("another page with the key of its user", page, "application/json", "POST", completionsPath, 200)
-		check("another page with a key, text", page, "text/plain", "POST", completionsPath, 415)
-		check("another page with a key, no type", page, "", "POST", completionsPath, 415)
+		w.Reload(w.Config, keys)
+		check("another page with the key of its user", page, "application/json", "POST", world.CompletionsPath, 200)
+		check("another page with a key, text", page, "text/plain", "POST", world.CompletionsPath, 415)
+		check("another page with a key, no type", page, "", "POST", world.CompletionsPath, 415)
 	})
 }
 
@@ -242,7 +244,7 @@ func TestOwnPage(t *testing.T) {
 		{"", "", false},
 	} {
 		r := &http.Request{Host: tt.host, Header: http.Header{"Origin": {tt.origin}}}
-		if got := ownPage(r); got != tt.want {
+		if got := proxy.OwnPage(r); got != tt.want {
 			t.Errorf("%s at %s: got %t", tt.origin, tt.host, got)
 		}
 	}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"net/http"
@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // TestTrustedProxies: limits.per_client counts the clients that a trusted proxy names. A
@@ -15,27 +16,27 @@ import (
 func TestTrustedProxies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
-		w := newWorld(t, setup{
-			engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
+		w := newWorld(t, world.Setup{
+			Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
 				<-hold
-				c.json(200, unary)
+				c.JSON(200, world.Unary)
 			}}},
-			config: func(c *config.Config) { c.Limits.PerClient = 1 },
+			Config: func(c *config.Config) { c.Limits.PerClient = 1 },
 		})
 		trust := func(networks ...string) {
-			cfg := *w.cfg.Load()
+			cfg := *w.Config
 			cfg.Server.TrustedProxies = networks
 			w.Reload(&cfg, nil)
 		}
 		// ask sends a request from the balancer 10.0.0.1 for a client.
 		ask := func(client string) (status chan int) {
 			status = make(chan int, 1)
-			r := httptest.NewRequestWithContext(t.Context(), "POST", completionsPath, strings.NewReader(completions(false)))
+			r := httptest.NewRequestWithContext(t.Context(), "POST", world.CompletionsPath, strings.NewReader(world.Completions(false)))
 			r.RemoteAddr = "10.0.0.1:4711"
 			r.Header.Set("X-Forwarded-For", client)
 			go func() {
 				answer := httptest.NewRecorder()
-				w.handler().ServeHTTP(answer, r)
+				w.Handler().ServeHTTP(answer, r)
 				status <- answer.Code
 			}()
 			synctest.Wait()

@@ -1,10 +1,8 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"log/slog"
@@ -22,146 +20,30 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/edge"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// overTCP are the protocols of the TCP listener.
-var overTCP = []struct {
-	name   string
-	tls    bool
-	choose func(*http.Protocols)
-	proto  string
-}{
-	{"h1", false, func(p *http.Protocols) { p.SetHTTP1(true) }, "HTTP/1.1"},
-	{"h2c", false, func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) }, "HTTP/2.0"},
-	{"tls h1", true, func(p *http.Protocols) { p.SetHTTP1(true) }, "HTTP/1.1"},
-	{"tls h2", true, func(p *http.Protocols) { p.SetHTTP2(true) }, "HTTP/2.0"},
-}
-
-// eachProtocol runs f in a synctest bubble for each protocol. open makes the world and
-// the client of the protocol.
-func eachProtocol(t *testing.T, f func(t *testing.T, proto string, open func(setup) (*world, *http.Client))) {
-	for _, p := range overTCP {
-		t.Run(p.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f(t, p.proto, func(o setup) (*world, *http.Client) {
-					scheme := "http"
-					if p.tls {
-						scheme = "https"
-						var err error
-						if o.certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
-							t.Fatal(err)
-						}
-					}
-					w := newWorld(t, o)
-					var protocols http.Protocols
-					p.choose(&protocols)
-					tr := w.transport(&protocols, &tls.Config{InsecureSkipVerify: true})
-					if p.tls {
-						tr.DialContext = w.dialBuffered
-					}
-					w.client = &http.Client{Transport: withScheme{scheme, tr}}
-					return w, w.client
-				})
-			})
-		})
-	}
-}
-
-// withScheme sends every request with a scheme.
-type withScheme struct {
-	scheme string
-	*http.Transport
-}
-
-func (s withScheme) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.URL.Scheme = s.scheme
-	return s.Transport.RoundTrip(r)
-}
-
-// dialBuffered is dialPublic for TLS. Both ends of TLS write a last record at the same
-// time. On a plain pipe each would wait until the other reads.
-func (w *world) dialBuffered(ctx context.Context, network, addr string) (net.Conn, error) {
-	c, err := w.dialPublic(ctx, network, addr)
-	if err != nil {
-		return nil, err
-	}
-	h := &bufferedConn{Conn: c, out: make(chan []byte, 64), gone: make(chan struct{})}
-	go h.run()
-	return h, nil
-}
-
-// bufferedConn is the end of a pipe whose writes do not wait for a reader, like the
-// writes of a socket.
-type bufferedConn struct {
-	net.Conn
-	out  chan []byte
-	gone chan struct{}
-	once sync.Once
-}
-
-func (c *bufferedConn) run() {
-	for {
-		select {
-		case b := <-c.out:
-			c.Conn.Write(b)
-		case <-c.gone:
-			return
-		}
-	}
-}
-
-// Write implements net.Conn.
-func (c *bufferedConn) Write(p []byte) (int, error) {
-	select {
-	case c.out <- bytes.Clone(p):
-		return len(p), nil
-	case <-c.gone:
-		return 0, net.ErrClosed
-	}
-}
-
-// Close implements net.Conn.
-func (c *bufferedConn) Close() error {
-	c.once.Do(func() { close(c.gone) })
-	return c.Conn.Close()
-}
-
-func open(t *testing.T, ctx context.Context, c *http.Client, body string) *http.Response {
-	t.Helper()
-	req, err := http.NewRequestWithContext(ctx, "POST", "http://proxy"+completionsPath, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := c.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { resp.Body.Close() })
-	return resp
-}
-
 // All protocols use the same handler.
 func TestFrontProtocols(t *testing.T) {
-	eachProtocol(t, func(t *testing.T, proto string, start func(setup) (*world, *http.Client)) {
-		w, c := start(setup{engines: []*fakeEngine{{serve: func(c *engineConn, nth int) {
+	eachProtocol(t, func(t *testing.T, proto string, start func(world.Setup) (*world.World, *http.Client)) {
+		w, c := start(world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, nth int) {
 			if nth == 1 {
-				c.stream(eventA, done)
+				c.Stream(world.EventA, world.Done)
 				return
 			}
-			c.json(200, unary)
+			c.JSON(200, world.Unary)
 		}}}})
-		resp := open(t, t.Context(), c, completions(true))
+		resp := world.Open(t, t.Context(), c, world.Completions(true))
 		body, err := io.ReadAll(resp.Body)
-		if err != nil || string(body) != eventA+done || resp.Proto != proto || resp.Header.Get("Alt-Svc") != "" {
+		if err != nil || string(body) != world.EventA+world.Done || resp.Proto != proto || resp.Header.Get("Alt-Svc") != "" {
 			t.Errorf("%s, %v: %q", resp.Proto, err, body)
 		}
-		if a := w.post(completionsPath, completions(false)); a.status != 200 || a.body != unary {
+		if a := w.Post(world.CompletionsPath, world.Completions(false)); a.Status != 200 || a.Body != world.Unary {
 			t.Errorf("%+v", a)
 		}
 		for path, want := range map[string]int{"/health": 200, "/nothing": 404} {
-			if a := w.get(path); a.status != want || a.header.Get("X-Request-Id") == "" {
+			if a := w.Get(path); a.Status != want || a.Header.Get("X-Request-Id") == "" {
 				t.Errorf("%s: %+v", path, a)
 			}
 		}
@@ -170,31 +52,33 @@ func TestFrontProtocols(t *testing.T) {
 
 // If the client closes its connection, the legs end at once, over each protocol.
 func TestHangUp(t *testing.T) {
-	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		for _, stream := range []bool{false, true} {
-			e := &fakeEngine{serve: func(c *engineConn, _ int) {
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) {
 				if stream {
-					c.send(streamHead)
-					c.chunks(eventA)
+					c.Send(world.StreamHead)
+					c.Chunks(world.EventA)
 				}
-				c.hold()
+				c.Hold()
 			}}
-			w, c := start(setup{engines: []*fakeEngine{e}})
+			w, c := start(world.Setup{Engines: []*world.Engine{e}})
 			ctx, leave := context.WithCancel(t.Context())
 			got := make(chan error, 1)
-			go func() { got <- ask(ctx, c, "POST", "http://proxy"+completionsPath, completions(stream)).err }()
+			go func() {
+				got <- world.Ask(ctx, c, "POST", "http://proxy"+world.CompletionsPath, world.Completions(stream)).Err
+			}()
 			synctest.Wait()
 			begin := time.Now()
 			leave()
 			if <-got == nil {
 				t.Error("the client received a complete answer")
 			}
-			e.wg.Wait()
+			e.Wait()
 			synctest.Wait()
 			if d := time.Since(begin); d != 0 {
 				t.Errorf("the leg ended %v later, want at once", d)
 			}
-			w.outcome(telemetry.OutcomeCancelled)
+			w.Outcome(telemetry.OutcomeCancelled)
 		}
 	})
 }
@@ -202,67 +86,67 @@ func TestHangUp(t *testing.T) {
 // During a drain, running requests continue until the limit, and the proxy accepts no
 // connection.
 func TestDrain(t *testing.T) {
-	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
 		end := make(chan struct{})
-		w, c := start(setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
-			c.send(streamHead)
-			c.chunks(eventA)
+		w, c := start(world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
+			c.Send(world.StreamHead)
+			c.Chunks(world.EventA)
 			<-end
-			c.chunks(eventB, done)
-			c.send("0\r\n\r\n")
+			c.Chunks(world.EventB, world.Done)
+			c.Send("0\r\n\r\n")
 		}}}})
-		resp := open(t, t.Context(), c, completions(true))
+		resp := world.Open(t, t.Context(), c, world.Completions(true))
 		stopped := make(chan error, 1)
 		time.AfterFunc(20*time.Second, func() { close(end) }) // of 30 s
-		go func() { w.end(); stopped <- <-w.ended }()
-		w.stopped.Store(true)
+		go func() { w.End(); stopped <- <-w.Over }()
+		w.Stopped.Store(true)
 		synctest.Wait()
-		if _, err := w.public.Dial(); err == nil {
+		if _, err := w.Public.Dial(); err == nil {
 			t.Error("the proxy accepts a new connection")
 		}
-		if a := w.operate("GET", "/readyz", ""); a.status != 503 {
-			t.Errorf("readyz: %d", a.status)
+		if a := w.Operate("GET", "/readyz", ""); a.Status != 503 {
+			t.Errorf("readyz: %d", a.Status)
 		}
-		if a := w.operate("GET", "/healthz", ""); a.status != 200 {
-			t.Errorf("healthz: %d", a.status)
+		if a := w.Operate("GET", "/healthz", ""); a.Status != 200 {
+			t.Errorf("healthz: %d", a.Status)
 		}
-		w.ops.CloseIdleConnections()
+		w.AdminClient.CloseIdleConnections()
 		body, err := io.ReadAll(resp.Body)
-		if err != nil || string(body) != eventA+eventB+done {
+		if err != nil || string(body) != world.EventA+world.EventB+world.Done {
 			t.Errorf("%v: %q", err, body)
 		}
 		c.CloseIdleConnections()
 		if err := <-stopped; err != nil {
 			t.Errorf("got %v, want a drain without cut exchanges", err)
 		}
-		w.outcome(telemetry.OutcomeOK)
+		w.Outcome(telemetry.OutcomeOK)
 	})
 }
 
 // At the drain's limit the proxy sends an error to the remaining clients and aborts their
 // requests.
 func TestDrainCuts(t *testing.T) {
-	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
-		w, c := start(setup{engines: []*fakeEngine{{serve: func(c *engineConn, nth int) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+		w, c := start(world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, nth int) {
 			if nth == 1 {
-				c.send(streamHead)
-				c.chunks(eventA)
+				c.Send(world.StreamHead)
+				c.Chunks(world.EventA)
 			}
-			c.hold()
-		}}}, config: func(c *config.Config) { c.Limits.MaxExchanges = 2 }})
-		resp := open(t, t.Context(), c, completions(true))
+			c.Hold()
+		}}}, Config: func(c *config.Config) { c.Limits.MaxExchanges = 2 }})
+		resp := world.Open(t, t.Context(), c, world.Completions(true))
 		var wg sync.WaitGroup
-		var answers [2]answer // one request waits for its leg, one for a place in the queue
+		var answers [2]world.Answer // one request waits for its leg, one for a place in the queue
 		for i := range answers {
-			wg.Go(func() { answers[i] = w.post(completionsPath, completions(false)) })
+			wg.Go(func() { answers[i] = w.Post(world.CompletionsPath, world.Completions(false)) })
 			synctest.Wait()
 		}
-		w.stopped.Store(true)
-		w.end()
+		w.Stopped.Store(true)
+		w.End()
 		begin := time.Now()
 		body, err := io.ReadAll(resp.Body)
 		const told = `data: {"error":{"message":"the proxy is shutting down","type":"overloaded_error","param":null,"code":"draining"}}` + "\n\n"
-		if string(body) != eventA+told || err != nil {
+		if string(body) != world.EventA+told || err != nil {
 			t.Errorf("%v: %q", err, body)
 		}
 		wg.Wait()
@@ -270,13 +154,13 @@ func TestDrainCuts(t *testing.T) {
 			t.Errorf("aborted after %v, want the drain's limit", d)
 		}
 		for i, code := range []string{"draining", "queue_timeout"} {
-			if a := answers[i]; a.status != 503 || !strings.Contains(a.body, code) {
+			if a := answers[i]; a.Status != 503 || !strings.Contains(a.Body, code) {
 				t.Errorf("answer %d: %+v", i, a)
 			}
 		}
 		c.CloseIdleConnections()
-		w.ops.CloseIdleConnections()
-		if err := <-w.ended; err == nil || err.Error() != "drain: 2 exchanges were cut after 30s" {
+		w.AdminClient.CloseIdleConnections()
+		if err := <-w.Over; err == nil || err.Error() != "drain: 2 exchanges were cut after 30s" {
 			t.Errorf("drain: %v", err)
 		}
 	})
@@ -309,76 +193,74 @@ func TestSlowClients(t *testing.T) {
 	}
 	for _, tt := range tests {
 		for _, drain := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, drain %v", tt.name, drain), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					o := setup{}
-					if tt.tls {
-						var err error
-						if o.certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
-							t.Fatal(err)
-						}
-					}
-					w := newWorld(t, o)
-					conn, err := w.public.Dial()
-					if err != nil {
+			world.Run(t, fmt.Sprintf("%s, drain %v", tt.name, drain), func(t *testing.T) {
+				o := world.Setup{}
+				if tt.tls {
+					var err error
+					if o.Certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
 						t.Fatal(err)
 					}
-					defer conn.Close()
-					begin := time.Now()
-					gone := make(chan time.Duration, 1)
-					go func() {
-						io.Copy(io.Discard, conn)
-						gone <- time.Since(begin)
-					}()
-					io.WriteString(conn, tt.sent)
-					synctest.Wait()
-					if drain {
-						if err := w.stop(); err != nil {
-							t.Errorf("got %v, want a drain without cut exchanges", err)
-						}
-						if d := <-gone; d > limit {
-							t.Errorf("the drain took too long: %v", d)
-						}
-						if d := time.Since(begin); tt.tls && d > time.Second {
-							t.Errorf("the drain took %v with an incomplete handshake", d)
-						}
-						return
+				}
+				w := newWorld(t, o)
+				conn, err := w.Public.Dial()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				begin := time.Now()
+				gone := make(chan time.Duration, 1)
+				go func() {
+					io.Copy(io.Discard, conn)
+					gone <- time.Since(begin)
+				}()
+				io.WriteString(conn, tt.sent)
+				synctest.Wait()
+				if drain {
+					if err := w.Stop(); err != nil {
+						t.Errorf("got %v, want a drain without cut exchanges", err)
 					}
-					if d := <-gone; d < tt.after || d > tt.after+2*time.Second {
-						t.Errorf("connection closed after %v, want %v", d, tt.after)
+					if d := <-gone; d > limit {
+						t.Errorf("the drain took too long: %v", d)
 					}
-				})
+					if d := time.Since(begin); tt.tls && d > time.Second {
+						t.Errorf("the drain took %v with an incomplete handshake", d)
+					}
+					return
+				}
+				if d := <-gone; d < tt.after || d > tt.after+2*time.Second {
+					t.Errorf("connection closed after %v, want %v", d, tt.after)
+				}
 			})
 		}
 	}
 }
 
 func TestHeadLimit(t *testing.T) {
-	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
-		w, c := start(setup{config: func(c *config.Config) { c.Server.MaxHeader = 8 << 10 }})
-		if a := ask(t.Context(), c, "GET", "http://proxy/version", "", "X-A", strings.Repeat("a", 4<<10)); a.status != 200 {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+		w, c := start(world.Setup{Config: func(c *config.Config) { c.Server.MaxHeader = 8 << 10 }})
+		if a := world.Ask(t.Context(), c, "GET", "http://proxy/version", "", "X-A", strings.Repeat("a", 4<<10)); a.Status != 200 {
 			t.Errorf("head below the limit: got %+v", a)
 		}
-		a := ask(t.Context(), c, "GET", "http://proxy/version", "", "X-A", strings.Repeat("a", 20<<10))
-		if a.status != 431 || a.header.Get("Content-Type") != "application/json" || a.header.Get("X-Request-Id") == "" ||
-			!strings.Contains(a.body, `"code":"head_too_large"`) || a.header.Get("Content-Length") != strconv.Itoa(len(a.body)) {
+		a := world.Ask(t.Context(), c, "GET", "http://proxy/version", "", "X-A", strings.Repeat("a", 20<<10))
+		if a.Status != 431 || a.Header.Get("Content-Type") != "application/json" || a.Header.Get("X-Request-Id") == "" ||
+			!strings.Contains(a.Body, `"code":"head_too_large"`) || a.Header.Get("Content-Length") != strconv.Itoa(len(a.Body)) {
 			t.Errorf("head above the limit: got %+v", a)
 		}
-		if strings.Contains(w.logged.String(), "panic") {
-			t.Error(w.logged)
+		if strings.Contains(w.Logged.String(), "panic") {
+			t.Error(w.Logged)
 		}
 	})
 }
 
 func TestBodyLimit(t *testing.T) {
-	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
-		_, c := start(setup{config: func(c *config.Config) { c.Server.MaxBody = 1000 }})
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+		_, c := start(world.Setup{Config: func(c *config.Config) { c.Server.MaxBody = 1000 }})
 		for _, sized := range []bool{true, false} {
 			var body io.Reader = strings.NewReader(strings.Repeat("x", 2000))
 			if !sized {
 				body = io.MultiReader(body)
 			}
-			resp, err := c.Post("http://proxy"+completionsPath, "application/json", body)
+			resp, err := c.Post("http://proxy"+world.CompletionsPath, "application/json", body)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -393,13 +275,13 @@ func TestBodyLimit(t *testing.T) {
 
 // If the rest of a body does not arrive, the client gets an error, over each protocol.
 func TestBodyTimeout(t *testing.T) {
-	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
-		w, c := start(setup{config: func(c *config.Config) { c.Server.MinBodyRate = 0 }})
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+		w, c := start(world.Setup{Config: func(c *config.Config) { c.Server.MinBodyRate = 0 }})
 		r, stop := io.Pipe()
 		defer stop.Close()
 		go stop.Write([]byte(`{"model":`))
 		begin := time.Now()
-		resp, err := c.Post("http://proxy"+completionsPath, "application/json", r)
+		resp, err := c.Post("http://proxy"+world.CompletionsPath, "application/json", r)
 		if err != nil {
 			t.Fatalf("after %v: %v", time.Since(begin), err)
 		}
@@ -409,7 +291,7 @@ func TestBodyTimeout(t *testing.T) {
 			t.Errorf("got status %d after %v: %s", resp.StatusCode, time.Since(begin), text)
 		}
 		synctest.Wait()
-		w.outcome(telemetry.OutcomeClientError)
+		w.Outcome(telemetry.OutcomeClientError)
 	})
 }
 
@@ -417,22 +299,22 @@ func TestBodyTimeout(t *testing.T) {
 // connection after the answer.
 func TestKeepAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}})
-		conn, err := w.public.Dial()
+		w := newWorld(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}})
+		conn, err := w.Public.Dial()
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
 		br := bufio.NewReader(conn)
 		for _, header := range []string{"", "", "Connection: close\r\n"} {
-			body := completions(false)
-			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: proxy\r\n%sContent-Length: %d\r\n\r\n%s", completionsPath, header, len(body), body)
+			body := world.Completions(false)
+			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: proxy\r\n%sContent-Length: %d\r\n\r\n%s", world.CompletionsPath, header, len(body), body)
 			resp, err := http.ReadResponse(br, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			text, err := io.ReadAll(resp.Body)
-			if err != nil || string(text) != unary || resp.Close != (header != "") {
+			if err != nil || string(text) != world.Unary || resp.Close != (header != "") {
 				t.Errorf("%v, close %v: %s", err, resp.Close, text)
 			}
 		}
@@ -443,8 +325,8 @@ func TestKeepAlive(t *testing.T) {
 }
 
 func TestListenErrors(t *testing.T) {
-	w := newWorld(t, setup{sockets: true})
-	taken, udp := w.front.Addr().String(), ""
+	w := newWorld(t, world.Setup{Sockets: true})
+	taken, udp := w.Front.Addr().String(), ""
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -469,7 +351,7 @@ func TestListenErrors(t *testing.T) {
 			cfg := config.Default()
 			cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 			tt.set(&cfg)
-			if _, err := w.Listen(&cfg, certs, admin.Token{Text: adminToken}, edge.Sockets{}); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
+			if _, err := w.Listen(&cfg, certs, admin.Token{Text: world.AdminToken}, edge.Sockets{}); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
 				t.Errorf("got error %v, want an error that begins with %q", err, tt.want)
 			}
 		})
@@ -479,10 +361,10 @@ func TestListenErrors(t *testing.T) {
 // If a listener fails, Serve returns the error of the listener.
 func TestServeEndsWithItsListener(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{})
-		w.stopped.Store(true)
-		w.public.Close()
-		if err := <-w.ended; err == nil {
+		w := newWorld(t, world.Setup{})
+		w.Stopped.Store(true)
+		w.Public.Close()
+		if err := <-w.Over; err == nil {
 			t.Error("Serve ended well")
 		}
 	})

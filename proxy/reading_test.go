@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/edge"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -30,15 +31,15 @@ const (
 )
 
 // overSockets runs f with a world on real sockets and a client of each protocol.
-func overSockets(t *testing.T, o setup, f func(t *testing.T, w *world, c *http.Client, base string)) {
+func overSockets(t *testing.T, o world.Setup, f func(t *testing.T, w *world.World, c *http.Client, base string)) {
 	insecure := &tls.Config{InsecureSkipVerify: true}
-	edit := o.config
+	edit := o.Config
 	for _, name := range []string{"h1", "h2c", "tls h1", "tls h2", "h3"} {
 		t.Run(name, func(t *testing.T) {
 			o := o
-			o.sockets = true
+			o.Sockets = true
 			secure := name != "h1" && name != "h2c"
-			o.config = func(c *config.Config) {
+			o.Config = func(c *config.Config) {
 				edit(c)
 				if name == "h3" {
 					c.Server.HTTP3 = "127.0.0.1:0"
@@ -46,7 +47,7 @@ func overSockets(t *testing.T, o setup, f func(t *testing.T, w *world, c *http.C
 			}
 			if secure {
 				var err error
-				if o.certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
+				if o.Certs, err = edge.LoadCerts("server.tls", config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -54,17 +55,17 @@ func overSockets(t *testing.T, o setup, f func(t *testing.T, w *world, c *http.C
 			if name == "h3" {
 				h3 := &http3.Transport{TLSClientConfig: insecure.Clone()}
 				defer h3.Close()
-				f(t, w, &http.Client{Transport: h3}, "https://"+w.front.HTTP3Addr().String())
+				f(t, w, &http.Client{Transport: h3}, "https://"+w.Front.HTTP3Addr().String())
 				return
 			}
 			tr := &http.Transport{TLSClientConfig: insecure.Clone(), Protocols: new(http.Protocols)}
 			defer tr.CloseIdleConnections()
-			base := "http://" + w.front.Addr().String()
+			base := "http://" + w.Front.Addr().String()
 			tr.Protocols.SetHTTP1(!strings.HasSuffix(name, "h2") && name != "h2c")
 			tr.Protocols.SetHTTP2(name == "tls h2")
 			tr.Protocols.SetUnencryptedHTTP2(name == "h2c")
 			if secure {
-				base = "https://" + w.front.Addr().String()
+				base = "https://" + w.Front.Addr().String()
 			}
 			f(t, w, &http.Client{Transport: tr}, base)
 		})
@@ -121,38 +122,38 @@ func announce(ctx context.Context, c *http.Client, url string, status chan<- str
 // same address.
 func TestFloodOfAnnouncedBodies(t *testing.T) {
 	const places = 8
-	o := setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, config: func(c *config.Config) {
+	o := world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}, Config: func(c *config.Config) {
 		c.Limits.MaxExchanges, c.Limits.MaxReading, c.Limits.PerClient = 2, places, 0
 	}}
-	overSockets(t, o, func(t *testing.T, w *world, c *http.Client, base string) {
+	overSockets(t, o, func(t *testing.T, w *world.World, c *http.Client, base string) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		status := make(chan string, 2*places)
 		var flood sync.WaitGroup
 		for range places {
-			flood.Go(func() { announce(ctx, c, base+completionsPath, status) })
+			flood.Go(func() { announce(ctx, c, base+world.CompletionsPath, status) })
 		}
-		for w.bodies.Reading() < places {
+		for w.Reading() < places {
 			time.Sleep(time.Millisecond)
 		}
 		for range 3 {
-			if a := ask(ctx, c, "POST", base+completionsPath, completions(false)); a.status != 200 {
+			if a := world.Ask(ctx, c, "POST", base+world.CompletionsPath, world.Completions(false)); a.Status != 200 {
 				t.Fatalf("request with a whole body: got %+v", a)
 			}
 			if s := <-status; !strings.HasPrefix(s, "408 ") || !strings.Contains(s, "reading_limit") {
 				t.Errorf("slowest body: got %s", s)
 			}
-			flood.Go(func() { announce(ctx, c, base+completionsPath, status) })
-			for w.bodies.Reading() < places {
+			flood.Go(func() { announce(ctx, c, base+world.CompletionsPath, status) })
+			for w.Reading() < places {
 				time.Sleep(time.Millisecond)
 			}
 		}
-		if n := w.metric("pdproxy_shed_total", "reading_limit"); n != 3 {
+		if n := w.Metric("pdproxy_shed_total", "reading_limit"); n != 3 {
 			t.Errorf("got %v bodies counted as shed, want 3", n)
 		}
 		cancel()
 		flood.Wait()
-		for w.books.Running.Len() > 0 {
+		for w.Running() > 0 {
 			time.Sleep(time.Millisecond)
 		}
 	})
@@ -161,12 +162,12 @@ func TestFloodOfAnnouncedBodies(t *testing.T) {
 // If a body stops, the client gets an error after the time that server.min_body_rate
 // allows, over every protocol.
 func TestBodyRateOverSockets(t *testing.T) {
-	o := setup{config: func(c *config.Config) { c.Server.MinBodyRate = 1 << 30 }} // at once after the grace
-	overSockets(t, o, func(t *testing.T, w *world, c *http.Client, base string) {
+	o := world.Setup{Config: func(c *config.Config) { c.Server.MinBodyRate = 1 << 30 }} // at once after the grace
+	overSockets(t, o, func(t *testing.T, w *world.World, c *http.Client, base string) {
 		status, ended := make(chan string, 1), make(chan time.Duration, 1)
 		begin := time.Now()
 		go func() {
-			announce(t.Context(), c, base+completionsPath, status)
+			announce(t.Context(), c, base+world.CompletionsPath, status)
 			ended <- time.Since(begin)
 		}()
 		t.Parallel() // the bodies of all protocols wait at the same time, whatever -parallel is
@@ -177,10 +178,10 @@ func TestBodyRateOverSockets(t *testing.T) {
 		if took < rateGrace {
 			t.Errorf("answered after %v, during the grace period", took)
 		}
-		for w.books.Running.Len() > 0 {
+		for w.Running() > 0 {
 			time.Sleep(time.Millisecond)
 		}
-		w.outcome(telemetry.OutcomeClientError)
+		w.Outcome(telemetry.OutcomeClientError)
 	})
 }
 
@@ -193,33 +194,31 @@ func TestRefusedUnread(t *testing.T) {
 		status             int
 	}{
 		{"not found", "POST", "/nothing", 1000, 404},
-		{"wrong method", "PUT", completionsPath, 1000, 405},
+		{"wrong method", "PUT", world.CompletionsPath, 1000, 405},
 		{"of a list", "GET", "/v1/models", 1000, 401},
-		{"no key", "POST", completionsPath, 1000, 401},
-		{"no key, long", "POST", completionsPath, 1 << 30, 401},
-		{"too large", "POST", completionsPath, 1 << 30, 413},
-		{"coded", "POST", completionsPath, 1000, 415},
+		{"no key", "POST", world.CompletionsPath, 1000, 401},
+		{"no key, long", "POST", world.CompletionsPath, 1 << 30, 401},
+		{"too large", "POST", world.CompletionsPath, 1 << 30, 413},
+		{"coded", "POST", world.CompletionsPath, 1000, 415},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, setup{keys: keyLine("team", "good")})
-				conn, err := w.public.Dial()
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer conn.Close()
-				key := ""
-				if tt.status == 413 || tt.status == 415 {
-					key = "Authorization: Bearer good\r\n"
-				}
-				fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: proxy\r\n%sContent-Encoding: br\r\nContent-Length: %d\r\n\r\n{", tt.method, tt.path, key, tt.length)
-				begin := time.Now()
-				text, _ := io.ReadAll(conn) // until the proxy closes the connection
-				if took := time.Since(begin); took > 2*time.Second || !strings.HasPrefix(string(text), fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
-					t.Errorf("after %v: %q", took, text)
-				}
-			})
+		world.Run(t, tt.name, func(t *testing.T) {
+			w := newWorld(t, world.Setup{Keys: world.KeyLine("team", "good")})
+			conn, err := w.Public.Dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			key := ""
+			if tt.status == 413 || tt.status == 415 {
+				key = "Authorization: Bearer good\r\n"
+			}
+			fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: proxy\r\n%sContent-Encoding: br\r\nContent-Length: %d\r\n\r\n{", tt.method, tt.path, key, tt.length)
+			begin := time.Now()
+			text, _ := io.ReadAll(conn) // until the proxy closes the connection
+			if took := time.Since(begin); took > 2*time.Second || !strings.HasPrefix(string(text), fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
+				t.Errorf("after %v: %q", took, text)
+			}
 		})
 	}
 }
@@ -229,8 +228,8 @@ func TestRefusedUnread(t *testing.T) {
 func TestAnswerIsReadBehindTheBody(t *testing.T) {
 	for _, chunked := range []bool{false, true} {
 		t.Run(fmt.Sprintf("chunked %v", chunked), func(t *testing.T) {
-			w := newWorld(t, setup{sockets: true, config: func(c *config.Config) { c.Server.MaxBody = 1 << 20 }})
-			conn, err := net.Dial("tcp", w.front.Addr().String())
+			w := newWorld(t, world.Setup{Sockets: true, Config: func(c *config.Config) { c.Server.MaxBody = 1 << 20 }})
+			conn, err := net.Dial("tcp", w.Front.Addr().String())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -242,7 +241,7 @@ func TestAnswerIsReadBehindTheBody(t *testing.T) {
 				head, piece, end = "Transfer-Encoding: chunked", fmt.Sprintf("%x\r\n%s\r\n", size, piece), "0\r\n\r\n"
 			}
 			for range 2 {
-				fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: proxy\r\n%s\r\n\r\n", completionsPath, head)
+				fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: proxy\r\n%s\r\n\r\n", world.CompletionsPath, head)
 				for range pieces {
 					if _, err := io.WriteString(conn, piece); err != nil {
 						t.Fatal(err)
@@ -265,8 +264,8 @@ func TestAnswerIsReadBehindTheBody(t *testing.T) {
 // sending a body after the answer.
 func TestRestOfABodyIsNoRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{})
-		conn, err := w.public.Dial()
+		w := newWorld(t, world.Setup{})
+		conn, err := w.Public.Dial()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -12,55 +12,56 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // After StopAccepting the server accepts no connection and serves the open ones. The
 // server ends when the last connection ends.
 func TestStopAccepting(t *testing.T) {
-	eachProtocol(t, func(t *testing.T, proto string, start func(setup) (*world, *http.Client)) {
+	eachProtocol(t, func(t *testing.T, proto string, start func(world.Setup) (*world.World, *http.Client)) {
 		end := make(chan struct{})
-		w, c := start(setup{engines: []*fakeEngine{{serve: func(c *engineConn, nth int) {
+		w, c := start(world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, nth int) {
 			if nth > 1 {
-				c.json(200, unary)
+				c.JSON(200, world.Unary)
 				return
 			}
-			c.send(streamHead)
-			c.chunks(eventA)
+			c.Send(world.StreamHead)
+			c.Chunks(world.EventA)
 			<-end
-			c.chunks(eventB, done)
-			c.send("0\r\n\r\n")
+			c.Chunks(world.EventB, world.Done)
+			c.Send("0\r\n\r\n")
 		}}}})
-		resp := open(t, t.Context(), c, completions(true))
-		w.stopped.Store(true)
-		w.front.StopAccepting()
-		w.front.StopAccepting() // does nothing
+		resp := world.Open(t, t.Context(), c, world.Completions(true))
+		w.Stopped.Store(true)
+		w.Front.StopAccepting()
+		w.Front.StopAccepting() // does nothing
 		synctest.Wait()
-		if _, err := w.public.Dial(); err == nil {
+		if _, err := w.Public.Dial(); err == nil {
 			t.Error("the server accepts a new connection")
 		}
-		if _, err := w.admin.Dial(); err == nil {
+		if _, err := w.Admin.Dial(); err == nil {
 			t.Error("the server accepts a new admin connection")
 		}
 		select {
-		case err := <-w.ended:
+		case err := <-w.Over:
 			t.Fatalf("the server ended during a stream: %v", err)
 		case <-time.After(50 * time.Second): // longer than the drain's limit
 		}
 		close(end)
 		body, err := io.ReadAll(resp.Body)
-		if err != nil || string(body) != eventA+eventB+done {
+		if err != nil || string(body) != world.EventA+world.EventB+world.Done {
 			t.Errorf("%v: %q", err, body)
 		}
 		// The HTTP/2 client has closed its connection, because the server sent GOAWAY.
 		// The HTTP/1.1 connection is still open. The server serves one request on it, and
 		// then closes it.
 		if proto == "HTTP/1.1" {
-			a := ask(t.Context(), c, "POST", "http://proxy"+completionsPath, completions(false))
-			if a.status != 200 || a.body != unary {
+			a := world.Ask(t.Context(), c, "POST", "http://proxy"+world.CompletionsPath, world.Completions(false))
+			if a.Status != 200 || a.Body != world.Unary {
 				t.Errorf("request on the open connection: got %+v", a)
 			}
 		}
-		if err := <-w.ended; err != nil {
+		if err := <-w.Over; err != nil {
 			t.Errorf("its end: %v", err)
 		}
 	})
@@ -70,25 +71,25 @@ func TestStopAccepting(t *testing.T) {
 // of idle connections does not change.
 func TestStopAcceptingKeepAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}})
+		w := newWorld(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}})
 		var last atomic.Bool // from now on answers announce the end of their connection
 		post := func(used bool) (io.Reader, func()) {
-			conn, err := w.public.Dial()
+			conn, err := w.Public.Dial()
 			if err != nil {
 				t.Fatal(err)
 			}
 			br := bufio.NewReader(conn)
 			ask := func() {
 				t.Helper()
-				body := completions(false)
-				fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n%s", completionsPath, len(body), body)
+				body := world.Completions(false)
+				fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n%s", world.CompletionsPath, len(body), body)
 				resp, err := http.ReadResponse(br, nil)
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				text, err := io.ReadAll(resp.Body)
-				if err != nil || string(text) != unary || resp.Close != last.Load() {
+				if err != nil || string(text) != world.Unary || resp.Close != last.Load() {
 					t.Errorf("%v, close %v: %s", err, resp.Close, text)
 				}
 			}
@@ -100,8 +101,8 @@ func TestStopAcceptingKeepAlive(t *testing.T) {
 		asked, ask := post(true)
 		idle, _ := post(true)
 		fresh, askFresh := post(false)
-		w.stopped.Store(true)
-		w.front.StopAccepting()
+		w.Stopped.Store(true)
+		w.Front.StopAccepting()
 		last.Store(true)
 		begin := time.Now()
 		gone := func(r io.Reader) time.Duration {
@@ -123,7 +124,7 @@ func TestStopAcceptingKeepAlive(t *testing.T) {
 		if d := gone(idle); d != 2*time.Minute {
 			t.Errorf("the idle connection was closed after %v", d)
 		}
-		if err := <-w.ended; err != nil {
+		if err := <-w.Over; err != nil {
 			t.Errorf("its end: %v", err)
 		}
 	})
@@ -133,36 +134,34 @@ func TestStopAcceptingKeepAlive(t *testing.T) {
 // requests. A signal starts the same drain as before StopAccepting.
 func TestStopAcceptingEnds(t *testing.T) {
 	for _, signal := range []bool{false, true} {
-		t.Run(fmt.Sprintf("signal %t", signal), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, setup{
-					engines: []*fakeEngine{{serve: func(c *engineConn, _ int) {
-						c.send(streamHead)
-						c.chunks(eventA)
-						c.hold()
-					}}},
-					config: func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(24 * time.Hour) },
-				})
-				resp := open(t, t.Context(), w.client, completions(true))
-				w.stopped.Store(true)
-				w.front.StopAccepting()
-				begin, limit := time.Now(), time.Hour
-				if signal {
-					time.AfterFunc(time.Minute, w.end)
-					limit = time.Minute + 30*time.Second
-				}
-				body, err := io.ReadAll(resp.Body)
-				if err != nil || !strings.Contains(string(body), `"code":"draining"`) {
-					t.Errorf("%v: %q", err, body)
-				}
-				if d := time.Since(begin); d != limit {
-					t.Errorf("aborted after %v, want %v", d, limit)
-				}
-				w.client.CloseIdleConnections()
-				if err := <-w.ended; err == nil || !strings.Contains(err.Error(), "1 exchanges were cut after") {
-					t.Errorf("its end: %v", err)
-				}
+		world.Run(t, fmt.Sprintf("signal %t", signal), func(t *testing.T) {
+			w := newWorld(t, world.Setup{
+				Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) {
+					c.Send(world.StreamHead)
+					c.Chunks(world.EventA)
+					c.Hold()
+				}}},
+				Config: func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(24 * time.Hour) },
 			})
+			resp := world.Open(t, t.Context(), w.Client, world.Completions(true))
+			w.Stopped.Store(true)
+			w.Front.StopAccepting()
+			begin, limit := time.Now(), time.Hour
+			if signal {
+				time.AfterFunc(time.Minute, w.End)
+				limit = time.Minute + 30*time.Second
+			}
+			body, err := io.ReadAll(resp.Body)
+			if err != nil || !strings.Contains(string(body), `"code":"draining"`) {
+				t.Errorf("%v: %q", err, body)
+			}
+			if d := time.Since(begin); d != limit {
+				t.Errorf("aborted after %v, want %v", d, limit)
+			}
+			w.Client.CloseIdleConnections()
+			if err := <-w.Over; err == nil || !strings.Contains(err.Error(), "1 exchanges were cut after") {
+				t.Errorf("its end: %v", err)
+			}
 		})
 	}
 }

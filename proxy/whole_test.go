@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -15,18 +15,21 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
 // nobody is the Numbers of a worker that has none of the coordinator's instances.
 type nobody struct{}
 
 func (nobody) Number(*engine.Instance) (uint32, bool) { return 0, false }
-func (nobody) Instance(uint32) *engine.Instance       { return nil }
+
+func (nobody) Instance(uint32) *engine.Instance { return nil }
 
 // mute is a list of workers; one worker never answers.
 type mute struct{ admin.Workers }
@@ -37,7 +40,7 @@ func (m mute) Each(ctx context.Context, method, path string, body []byte) []admi
 
 // wholeFleet is a coordinator with connected workers. Each worker has its own engine and
 // has served one request, whose name contains the worker's slot.
-func wholeFleet(t *testing.T, workers int, change func(admin.Workers) admin.Workers) (front *world, behind []*world) {
+func wholeFleet(t *testing.T, workers int, change func(admin.Workers) admin.Workers) (front *world.World, behind []*world.World) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)
@@ -45,7 +48,7 @@ func wholeFleet(t *testing.T, workers int, change func(admin.Workers) admin.Work
 		t.Fatal(err)
 	}
 	var server *fleet.Server
-	front = newWorld(t, setup{options: func(d *Options) {
+	front = newWorld(t, world.Setup{Options: func(d *proxy.Options) {
 		server = fleet.NewServer(fleet.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, Epoch: 1})
 		d.Workers = admin.NewWorkers(server)
 		if change != nil {
@@ -61,43 +64,43 @@ func wholeFleet(t *testing.T, workers int, change func(admin.Workers) admin.Work
 		}
 	})
 	for slot := range workers {
-		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, `{}`) }}}})
+		w := newWorld(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, `{}`) }}}})
 		c := fleet.NewClient(fleet.ClientOptions{
 			Dial:     func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) },
-			Fallback: w.local, Mirror: nobody{}, Admin: w.AdminHandler(), Slot: slot, Node: "h", Log: slog.New(slog.DiscardHandler),
+			Fallback: w.Local, Mirror: nobody{}, Admin: w.AdminHandler(), Slot: slot, Node: "h", Log: slog.New(slog.DiscardHandler),
 		})
 		running.Go(func() { c.Run(ctx) })
 		for !c.Connected() {
 			time.Sleep(time.Millisecond)
 		}
-		if a := w.post("/v1/completions", `{"prompt":"x"}`, "X-Request-Id", fmt.Sprint("request-", slot)); a.status != 200 {
-			t.Fatalf("%d %s", a.status, a.body)
+		if a := w.Post("/v1/completions", `{"prompt":"x"}`, "X-Request-Id", fmt.Sprint("request-", slot)); a.Status != 200 {
+			t.Fatalf("%d %s", a.Status, a.Body)
 		}
-		w.settled()
+		w.Settled()
 		behind = append(behind, w)
 	}
 	return front, behind
 }
 
 // into sends a request to the coordinator and decodes the answer.
-func (w *world) into(v any, path string) {
-	w.t.Helper()
-	a := w.operate("GET", path, "")
-	if a.status != 200 {
-		w.t.Fatalf("%s: %d %s", path, a.status, a.body)
+func into(w *world.World, v any, path string) {
+	w.T.Helper()
+	a := w.Operate("GET", path, "")
+	if a.Status != 200 {
+		w.T.Fatalf("%s: %d %s", path, a.Status, a.Body)
 	}
-	if err := json.Unmarshal([]byte(a.body), v); err != nil {
-		w.t.Fatalf("%s: %v in %s", path, err, a.body)
+	if err := json.Unmarshal([]byte(a.Body), v); err != nil {
+		w.T.Fatalf("%s: %v in %s", path, err, a.Body)
 	}
 }
 
 // shows asserts that GET /metrics contains lines.
-func (w *world) shows(lines ...string) {
-	w.t.Helper()
-	a := w.operate("GET", "/metrics", "")
+func shows(w *world.World, lines ...string) {
+	w.T.Helper()
+	a := w.Operate("GET", "/metrics", "")
 	for _, line := range lines {
-		if a.status != 200 || !strings.Contains(a.body, "\n"+line+"\n") {
-			w.t.Errorf("%d, no line %s", a.status, line)
+		if a.Status != 200 || !strings.Contains(a.Body, "\n"+line+"\n") {
+			w.T.Errorf("%d, no line %s", a.Status, line)
 		}
 	}
 }
@@ -108,44 +111,44 @@ func TestWhole(t *testing.T) {
 	front, behind := wholeFleet(t, 3, nil)
 	for slot := range behind {
 		var e journal.Explanation
-		if front.into(&e, fmt.Sprint("/v1/explain/request-", slot)); e.RequestID != fmt.Sprint("request-", slot) || len(e.Legs) != 1 || e.Arrival == 0 {
+		if into(front, &e, fmt.Sprint("/v1/explain/request-", slot)); e.RequestID != fmt.Sprint("request-", slot) || len(e.Legs) != 1 || e.Arrival == 0 {
 			t.Errorf("explained as %+v", e)
 		}
 	}
-	if a := front.operate("GET", "/v1/explain/another%2Fone", ""); a.status != 404 {
-		t.Errorf("%d %s", a.status, a.body)
+	if a := front.Operate("GET", "/v1/explain/another%2Fone", ""); a.Status != 404 {
+		t.Errorf("%d %s", a.Status, a.Body)
 	}
-	behind[2].post("/v1/completions", `{"prompt":"x"}`, "X-Request-Id", "request-0")
-	behind[2].settled()
+	behind[2].Post("/v1/completions", `{"prompt":"x"}`, "X-Request-Id", "request-0")
+	behind[2].Settled()
 	var last journal.Explanation
 	var all []journal.PerfRow
-	front.into(&last, "/v1/explain/request-0")
-	front.into(&all, "/perf_metrics")
+	into(front, &last, "/v1/explain/request-0")
+	into(front, &all, "/perf_metrics")
 	slices.SortFunc(all, func(a, b journal.PerfRow) int { return int((a.Arrival - b.Arrival) * 1e6) })
 	if len(all) != 4 || all[3].RequestID != "request-0" || last.Arrival != all[3].Arrival {
 		t.Errorf("time of request-0: got %v; all: %+v", last.Arrival, all)
 	}
-	front.shows(`pdproxy_exchanges_total{flow="aggregated",model="m",outcome="ok"} 4`, "pdproxy_fleet_workers 3", "pdproxy_fleet_silent_workers 0")
+	shows(front, `pdproxy_exchanges_total{flow="aggregated",model="m",outcome="ok"} 4`, "pdproxy_fleet_workers 3", "pdproxy_fleet_silent_workers 0")
 	var rows []admin.PolicyRow
-	if front.into(&rows, "/v1/policies"); len(rows) != 1 || rows[0].Calls != 12 || rows[0].MeanUS != 0.5 || rows[0].P99US != 2 {
+	if into(front, &rows, "/v1/policies"); len(rows) != 1 || rows[0].Calls != 12 || rows[0].MeanUS != 0.5 || rows[0].P99US != 2 {
 		t.Errorf("%+v", rows)
 	}
 	var workers []fleet.WorkerRow
-	if front.into(&workers, "/v1/workers"); len(workers) != 3 || workers[2].Slot != 2 || workers[2].Node != "h" {
+	if into(front, &workers, "/v1/workers"); len(workers) != 3 || workers[2].Slot != 2 || workers[2].Node != "h" {
 		t.Errorf("%+v", workers)
 	}
-	if a := front.operate("POST", "/v1/policies/auto/reload", ""); a.status != 200 || !strings.Contains(a.body, `"workers":3`) {
-		t.Errorf("%d %s", a.status, a.body)
+	if a := front.Operate("POST", "/v1/policies/auto/reload", ""); a.Status != 200 || !strings.Contains(a.Body, `"workers":3`) {
+		t.Errorf("%d %s", a.Status, a.Body)
 	}
-	if a := front.operate("POST", "/v1/policies/other/reload", ""); a.status == 200 {
-		t.Errorf("%d %s", a.status, a.body)
+	if a := front.Operate("POST", "/v1/policies/other/reload", ""); a.Status == 200 {
+		t.Errorf("%d %s", a.Status, a.Body)
 	}
-	if a := front.operate("POST", "/v1/drain", ""); a.status != 200 {
-		t.Errorf("%d %s", a.status, a.body)
+	if a := front.Operate("POST", "/v1/drain", ""); a.Status != 200 {
+		t.Errorf("%d %s", a.Status, a.Body)
 	}
 	for n, w := range behind {
-		if len(w.policies.reloaded) != 1 || w.get("/health").status != 503 {
-			t.Errorf("worker %d: reloaded %v, answer to drain %d", n, w.policies.reloaded, w.get("/health").status)
+		if len(w.Policies.Reloaded) != 1 || w.Get("/health").Status != 503 {
+			t.Errorf("worker %d: reloaded %v, answer to drain %d", n, w.Policies.Reloaded, w.Get("/health").Status)
 		}
 	}
 }
@@ -155,14 +158,14 @@ func TestWhole(t *testing.T) {
 func TestWholeSilent(t *testing.T) {
 	front, _ := wholeFleet(t, 1, func(w admin.Workers) admin.Workers { return mute{w} })
 	var e journal.Explanation
-	front.into(&e, "/v1/explain/request-0")
-	front.shows(`pdproxy_exchanges_total{flow="aggregated",model="m",outcome="ok"} 1`, "pdproxy_fleet_workers 2", "pdproxy_fleet_silent_workers 1")
-	if a := front.operate("GET", "/v1/explain/none", ""); a.status != 404 || !strings.Contains(a.body, "1 workers did not answer") {
-		t.Errorf("%d %s", a.status, a.body)
+	into(front, &e, "/v1/explain/request-0")
+	shows(front, `pdproxy_exchanges_total{flow="aggregated",model="m",outcome="ok"} 1`, "pdproxy_fleet_workers 2", "pdproxy_fleet_silent_workers 1")
+	if a := front.Operate("GET", "/v1/explain/none", ""); a.Status != 404 || !strings.Contains(a.Body, "1 workers did not answer") {
+		t.Errorf("%d %s", a.Status, a.Body)
 	}
 	for _, path := range []string{"/v1/policies/auto/reload", "/v1/drain"} {
-		if a := front.operate(http.MethodPost, path, ""); a.status != 504 || !strings.Contains(a.body, `"silent_workers":1`) {
-			t.Errorf("%s: %d %s", path, a.status, a.body)
+		if a := front.Operate(http.MethodPost, path, ""); a.Status != 504 || !strings.Contains(a.Body, `"silent_workers":1`) {
+			t.Errorf("%s: %d %s", path, a.Status, a.Body)
 		}
 	}
 }

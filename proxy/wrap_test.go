@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -15,47 +15,37 @@ import (
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/edge"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
-
-// wrapped returns a setup whose handler is inside wrap.
-func wrapped(wrap func(http.Handler, http.ResponseWriter, *http.Request)) setup {
-	return setup{
-		engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.stream(eventA, done) }}},
-		options: func(d *Options) {
-			d.Wrap = func(h http.Handler) http.Handler {
-				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { wrap(h, w, r) })
-			}
-		},
-	}
-}
 
 // A wrapper gets every public request before routing. It gets no health check and no
 // admin request.
 func TestWrap(t *testing.T) {
-	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
-		w, _ := start(wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+		w, _ := start(world.Wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("X-Wrapped", r.URL.Path)
 			if r.URL.Path == "/nowhere" {
-				r.URL.Path = completionsPath
+				r.URL.Path = world.CompletionsPath
 			}
 			h.ServeHTTP(w, r)
 		}))
-		if a := w.post("/nowhere", completions(true)); a.body != eventA+done || a.header.Get("X-Wrapped") != "/nowhere" {
+		if a := w.Post("/nowhere", world.Completions(true)); a.Body != world.EventA+world.Done || a.Header.Get("X-Wrapped") != "/nowhere" {
 			t.Errorf("%+v", a)
 		}
 		for _, path := range []string{"/health", "/health/"} {
-			if a := w.get(path); a.status != 200 || a.header.Get("X-Wrapped") != "" {
+			if a := w.Get(path); a.Status != 200 || a.Header.Get("X-Wrapped") != "" {
 				t.Errorf("health check %s: %+v", path, a)
 			}
 		}
 		for _, path := range []string{"/v1/models", "/unknown"} {
-			if a := w.get(path); a.header.Get("X-Wrapped") != path {
+			if a := w.Get(path); a.Header.Get("X-Wrapped") != path {
 				t.Errorf("%s: %+v", path, a)
 			}
 		}
-		if a := w.operate("GET", "/healthz", ""); a.status != 200 || a.header.Get("X-Wrapped") != "" {
+		if a := w.Operate("GET", "/healthz", ""); a.Status != 200 || a.Header.Get("X-Wrapped") != "" {
 			t.Errorf("admin: %+v", a)
 		}
 	})
@@ -65,19 +55,19 @@ func TestWrap(t *testing.T) {
 func TestWrapWithoutFilters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var filters atomic.Bool
-		s := wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
+		s := world.Wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("X-Wrapped", "yes")
 			h.ServeHTTP(w, r)
 		})
-		wrap := s.options
-		s.options = func(d *Options) {
+		wrap := s.Options
+		s.Options = func(d *proxy.Options) {
 			wrap(d)
 			d.Filters = &filters
 		}
 		w := newWorld(t, s)
 		for _, there := range []bool{false, true, false} {
 			filters.Store(there)
-			if a := w.post(completionsPath, completions(true)); a.body != eventA+done || (a.header.Get("X-Wrapped") != "") != there {
+			if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Body != world.EventA+world.Done || (a.Header.Get("X-Wrapped") != "") != there {
 				t.Errorf("filters %t: %+v", there, a)
 			}
 		}
@@ -88,20 +78,20 @@ func TestWrapWithoutFilters(t *testing.T) {
 // logs the panic.
 func TestWrapPanics(t *testing.T) {
 	for _, v := range []any{http.ErrAbortHandler, "a filter's fault"} {
-		eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
-			w, _ := start(wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
+		eachProtocol(t, func(t *testing.T, _ string, start func(world.Setup) (*world.World, *http.Client)) {
+			w, _ := start(world.Wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
 				h.ServeHTTP(w, r)
 				http.NewResponseController(w).Flush()
 				panic(v)
 			}))
-			if a := w.post(completionsPath, completions(true)); a.err == nil || a.status != 200 || a.body != eventA+done {
+			if a := w.Post(world.CompletionsPath, world.Completions(true)); a.Err == nil || a.Status != 200 || a.Body != world.EventA+world.Done {
 				t.Errorf("%+v", a)
 			}
-			if a := w.get("/version"); a.err == nil {
+			if a := w.Get("/version"); a.Err == nil {
 				t.Errorf("%+v", a)
 			}
 			synctest.Wait()
-			log := w.logged.String()
+			log := w.Logged.String()
 			if got := strings.Contains(log, `level=ERROR msg="panic in a handler" method=POST panic="a filter's fault"`); got != (v != http.ErrAbortHandler) {
 				t.Error(log)
 			}
@@ -119,7 +109,7 @@ func TestWrapHTTP3(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
+	o := world.Wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/mine":
 			io.WriteString(w, r.Proto)
@@ -134,8 +124,8 @@ func TestWrapHTTP3(t *testing.T) {
 		}
 		h.ServeHTTP(w, r)
 	})
-	o.sockets, o.certs = true, certs
-	o.config = func(c *config.Config) { c.Server.HTTP3 = "127.0.0.1:0" }
+	o.Sockets, o.Certs = true, certs
+	o.Config = func(c *config.Config) { c.Server.HTTP3 = "127.0.0.1:0" }
 	w := newWorld(t, o)
 	insecure := &tls.Config{InsecureSkipVerify: true}
 
@@ -148,26 +138,26 @@ func TestWrapHTTP3(t *testing.T) {
 	}}
 	defer h3.Close()
 	c := &http.Client{Transport: h3}
-	base := "https://" + w.front.HTTP3Addr().String()
-	if a := ask(t.Context(), c, "GET", base+"/mine", ""); a.body != "HTTP/3.0" || a.header.Get("Alt-Svc") != "" {
+	base := "https://" + w.Front.HTTP3Addr().String()
+	if a := world.Ask(t.Context(), c, "GET", base+"/mine", ""); a.Body != "HTTP/3.0" || a.Header.Get("Alt-Svc") != "" {
 		t.Errorf("%+v", a)
 	}
-	if a := ask(t.Context(), c, "POST", base+completionsPath, completions(true)); a.body != eventA+done {
+	if a := world.Ask(t.Context(), c, "POST", base+world.CompletionsPath, world.Completions(true)); a.Body != world.EventA+world.Done {
 		t.Errorf("%+v", a)
 	}
 	for _, path := range []string{"/cut", "/fault"} {
-		if a := ask(t.Context(), c, "GET", base+path, ""); a.err == nil {
+		if a := world.Ask(t.Context(), c, "GET", base+path, ""); a.Err == nil {
 			t.Errorf("%s: %+v", path, a)
 		}
 	}
-	if n := strings.Count(w.logged.String(), `level=ERROR msg="panic in a handler"`); n != 1 {
-		t.Errorf("got %d logged panics: %s", n, w.logged)
+	if n := strings.Count(w.Logged.String(), `level=ERROR msg="panic in a handler"`); n != 1 {
+		t.Errorf("got %d logged panics: %s", n, w.Logged)
 	}
 
 	tcp := &http.Client{Transport: &http.Transport{TLSClientConfig: insecure}}
 	defer tcp.CloseIdleConnections()
 	for _, path := range []string{"/mine", "/version"} {
-		if a := ask(t.Context(), tcp, "GET", "https://"+w.front.Addr().String()+path, ""); !strings.HasPrefix(a.header.Get("Alt-Svc"), `h3=":`) {
+		if a := world.Ask(t.Context(), tcp, "GET", "https://"+w.Front.Addr().String()+path, ""); !strings.HasPrefix(a.Header.Get("Alt-Svc"), `h3=":`) {
 			t.Errorf("%s: %+v", path, a)
 		}
 	}

@@ -154,53 +154,6 @@ func TestClientLeaves(t *testing.T) {
 	})
 }
 
-// TestRefusals: the client gets the errors of the picker in OpenAI's form.
-func TestRefusals(t *testing.T) {
-	eachSidecar(t, func(t *testing.T, k *kind) {
-		w := newWorld(t, setting{kind: k, lease: shortLease})
-		for mode := range w.listeners {
-			for _, tt := range []struct {
-				body, code string
-				status     int
-			}{
-				{`{"model":"sim","prompt":`, "invalid_json", 400},
-				{`{"model":"other","prompt":"x"}`, "model_not_found", 404},
-			} {
-				resp, text := answer(t, clients["H1"], w.url(mode), tt.body)
-				if resp.StatusCode != tt.status || !strings.Contains(text, tt.code) || resp.Header.Get("Content-Type") != "application/json" {
-					t.Errorf("%s: %d %q %s", mode, resp.StatusCode, resp.Header.Get("Content-Type"), text)
-				}
-			}
-		}
-		if status, text := get(w.url("closed") + "/v1/models"); status != 200 || !strings.Contains(text, `"sim"`) {
-			t.Errorf("models: %d %s", status, text)
-		}
-		for name, e := range w.engines {
-			if name[0] == 'd' {
-				e.stop(t, syscall.SIGKILL)
-			}
-		}
-		until(t, "no engine is left", func() bool {
-			resp, text := answer(t, clients["H1"], w.url("open"), body("none", 100, 4, false))
-			return resp.StatusCode == 503 && strings.Contains(text, "no_target")
-		})
-		w.idle(t)
-	})
-}
-
-// TestClientNamesEngines: header lines of clients with the names of the picker's have no effect.
-func TestClientNamesEngines(t *testing.T) {
-	eachSidecar(t, func(t *testing.T, k *kind) {
-		w := newWorld(t, setting{kind: k})
-		resp, text := answer(t, clients["H1"], w.url("closed"), body("names", 100, 4, false),
-			"x-prefiller-host-port", "127.0.0.1:1", "x-encoder-hosts-ports", "127.0.0.1:1", "x-gateway-destination-endpoint", "127.0.0.1:1")
-		if resp.StatusCode != 200 {
-			t.Errorf("%d %s", resp.StatusCode, text)
-		}
-		w.idle(t)
-	})
-}
-
 // TestKilledEngine: after the death of an engine the picker chooses the other one.
 func TestKilledEngine(t *testing.T) {
 	eachSidecar(t, func(t *testing.T, k *kind) {

@@ -40,22 +40,13 @@ type world struct {
 
 // setting are the variable parts of a world.
 type setting struct {
-	kind   *kind             // nil: pdproxy
-	picker string            // lines of the picker's configuration that come before its tables
-	beside string            // the same of pdproxy as a sidecar; llm-d's sidecar has no such settings
-	lease  string            // time that blocks wait for a transfer; "" is that of the engine, 30s
-	zones  map[string]string // zones of the engines, by name; nil: the engines have no label
-	tables string            // tables of the picker's configuration
+	kind   *kind  // nil: pdproxy
+	picker string // lines of the picker's configuration that come before its tables
+	beside string // the same of pdproxy as a sidecar; llm-d's sidecar has no such settings
+	lease  string // time that blocks wait for a transfer; "" is that of the engine, 30s
+	tables string // tables of the picker's configuration
 
 	running int // requests that an engine computes at the same time; 0 is the number of the engine, 256
-}
-
-// labels returns the line with the labels of an engine.
-func (s *setting) labels(engine string) string {
-	if zone := s.zones[engine]; zone != "" {
-		return fmt.Sprintf("labels = {zone = %q}\n", zone)
-	}
-	return ""
 }
 
 // newWorld starts all processes and waits until each of them serves.
@@ -74,7 +65,7 @@ func newWorld(t *testing.T, s setting) *world {
 	prefill, picked := "", ""
 	for _, name := range []string{"p0", "p1"} {
 		addr := w.engine(t, name, "prefill")
-		prefill += fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nrole = \"prefill\"\nconnector = \"vllm-nixl\"\n%s", name, addr, s.labels(name))
+		prefill += fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nrole = \"prefill\"\nconnector = \"vllm-nixl\"\n", name, addr)
 	}
 	var ports []int
 	for i, name := range []string{"d0", "d1"} {
@@ -82,7 +73,7 @@ func newWorld(t *testing.T, s setting) *world {
 		s.kind.start(w, t, i+1, beside{engine: addr, listen: side, keys: s.beside, prefill: prefill})
 		until(t, "sidecar of "+name, func() bool { status, _ := get("http://" + side + "/health"); return status == 200 })
 		ports = append(ports, portOf(side))
-		picked += fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nendpoint = %q\nrole = \"decode\"\nconnector = \"vllm-nixl\"\n%s", name, addr, side, s.labels(name))
+		picked += fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nendpoint = %q\nrole = \"decode\"\nconnector = \"vllm-nixl\"\n", name, addr, side)
 	}
 	epp, admin := free(t), free(t)
 	w.admin = "http://" + admin

@@ -1,8 +1,6 @@
 package downstream
 
 import (
-	"bytes"
-	"compress/gzip"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -11,8 +9,10 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
 
 // clientWith returns a client whose memory counts in that budget.
@@ -30,41 +30,12 @@ func bodyOf(n int) string {
 	return `{"model":"m","prompt":"` + strings.Repeat("a", n-len(around)) + `","max_tokens":5}`
 }
 
-func gzipped(text string) string {
-	var b bytes.Buffer
-	z := gzip.NewWriter(&b)
-	z.Write([]byte(text))
-	z.Close()
-	return b.String()
-}
-
-func zstdOf(t testing.TB, text string, o ...zstd.EOption) string {
-	var b bytes.Buffer
-	z, err := zstd.NewWriter(&b, append(o, zstd.WithEncoderConcurrency(1))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	z.Write([]byte(text))
-	z.Close()
-	return b.String()
-}
-
-// zstdWhole compresses a text. The frame's head contains the size of the text.
-func zstdWhole(t testing.TB, text string) string {
-	z, err := zstd.NewWriter(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer z.Close()
-	return string(z.EncodeAll([]byte(text), nil))
-}
-
 // The size of the decoded text bounds the memory for decoding, and the limits bound that
 // size.
 func FuzzDecodeBody(f *testing.F) {
 	plain := bodyOf(300)
 	for _, zipped := range []bool{true, false} {
-		for _, s := range []string{gzipped(plain), zstdOf(f, plain), zstdWhole(f, plain), zstdOf(f, strings.Repeat("a", 1<<20)), "\x28\xb5\x2f\xfd\xa0\xff\xff\xff\x7f"} {
+		for _, s := range []string{proxytest.Gzipped(plain), proxytest.Zstd(f, plain), proxytest.ZstdSized(f, plain), proxytest.Zstd(f, strings.Repeat("a", 1<<20)), "\x28\xb5\x2f\xfd\xa0\xff\xff\xff\x7f"} {
 			f.Add([]byte(s), zipped)
 		}
 	}
@@ -100,7 +71,7 @@ func FuzzDecodeBody(f *testing.F) {
 
 // The zstd decoder keeps no memory of a large frame.
 func TestZstdKeepsNothing(t *testing.T) {
-	coded := []byte(zstdOf(t, strings.Repeat(bodyOf(4000), 1000), zstd.WithWindowSize(8<<20)))
+	coded := []byte(proxytest.Zstd(t, strings.Repeat(bodyOf(4000), 1000), zstd.WithWindowSize(8<<20)))
 	c := clientWith(new(buffer.Budget))
 	var before, after runtime.MemStats
 	runtime.GC()

@@ -1,0 +1,342 @@
+package exchange_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
+)
+
+// classes configures the classes of these tests.
+func classes(trust bool) func(*config.Config) {
+	return func(c *config.Config) {
+		for _, p := range []struct {
+			name     string
+			priority int
+		}{{"default", 0}, {"batch", -5}, {"interactive", 7}} {
+			class := config.DefaultPriorityClass()
+			class.Name, class.Priority = p.name, p.priority
+			c.PriorityClasses = append(c.PriorityClasses, class)
+		}
+		c.Limits.PriorityHeader, c.Limits.TrustPriority = "X-Priority", trust
+	}
+}
+
+// legPriority returns the field "priority" of a leg, "" if the leg has none. The field must
+// occur once at most.
+func legPriority(t *testing.T, body string) string {
+	t.Helper()
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(body), &m); err != nil {
+		t.Fatalf("%v in %s", err, body)
+	}
+	if strings.Count(body, `"priority"`) > 1 {
+		t.Errorf("two priorities in %s", body)
+	}
+	return string(m["priority"])
+}
+
+// TestPriorityOfLegs: each leg has the priority of its class with the sign of its engine, in
+// place of the client's field. The header that names the class stays in the proxy.
+func TestPriorityOfLegs(t *testing.T) {
+	for _, tt := range []struct {
+		connector, answer, order string
+		class, own               string // header line and field of the client
+		want                     string
+	}{
+		{"vllm-nixl", world.NIXLAnswer, config.LowerFirst, "interactive", "", "-7"},
+		{"vllm-nixl", world.NIXLAnswer, config.LowerFirst, "batch", "", "5"},
+		{"vllm-nixl", world.NIXLAnswer, config.LowerFirst, "", "-1000000", "0"},
+		{"vllm-nixl", world.NIXLAnswer, "", "interactive", "3", "3"},
+		{"vllm-nixl", world.NIXLAnswer, "", "interactive", "", ""},
+		{"sglang", world.DoneAnswer, config.HigherFirst, "interactive", "", "7"},
+		{"sglang", world.DoneAnswer, config.HigherFirst, "batch", "9", "-5"},
+		{"sglang", world.DoneAnswer, config.LowerFirst, "batch", "", "5"},
+		{"none", world.DoneAnswer, config.HigherFirst, "interactive", "1", "7"},
+	} {
+		world.Run(t, strings.Join([]string{tt.connector, tt.order, tt.class, tt.own}, " "), func(t *testing.T) {
+			var arrived sync.WaitGroup // concurrent legs: an early answer of decode would end prefill's leg
+			if tt.connector == "sglang" {
+				arrived.Add(2)
+			}
+			answer := func(c *world.Conn, _ int) {
+				if tt.connector == "sglang" && c.Leg.Path == world.CompletionsPath {
+					arrived.Done()
+					arrived.Wait()
+				}
+				c.JSON(200, tt.answer)
+			}
+			engines := []*world.Engine{{Name: "p", Role: "prefill", Connector: tt.connector, Serve: answer}, {Name: "d", Role: "decode", Connector: tt.connector, Serve: answer}}
+			if tt.connector == "none" {
+				engines = []*world.Engine{{Name: "e", Serve: answer}}
+			}
+			for _, e := range engines {
+				e.Priority = tt.order
+			}
+			w := world.New(t, world.Setup{Engines: engines, Config: classes(true)})
+			body := strings.TrimSuffix(world.Completions(false), "}")
+			if tt.own != "" {
+				body += `,"priority":` + tt.own
+			}
+			header := []string{}
+			if tt.class != "" {
+				header = append(header, "X-Priority", tt.class)
+			}
+			w.Post(world.CompletionsPath, body+"}", header...)
+			legs := 0
+			for _, e := range engines {
+				for _, l := range e.Seen() {
+					if l.Method != http.MethodPost || l.Path != world.CompletionsPath {
+						continue
+					}
+					legs++
+					if got := legPriority(t, l.Body); got != tt.want {
+						t.Errorf("%s got priority %q, want %q: %s", e.Name, got, tt.want, l.Body)
+					}
+					if v := l.Header.Get("X-Priority"); v != "" {
+						t.Errorf("%s got the line %q", e.Name, v)
+					}
+				}
+			}
+			if legs < len(engines) {
+				t.Errorf("%d legs", legs)
+			}
+		})
+	}
+}
+
+// TestPriorityHeader: a header line that names no class, or a class that is more urgent than the
+// client's own, is an error that names the line.
+func TestPriorityHeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, trust := range []bool{false, true} {
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: classes(trust)})
+			for name, ok := range map[string]bool{"": true, "default": true, "batch": true, "interactive": trust, "none": false, "Batch": false, strings.Repeat("x", 10_000): false} {
+				before := len(e.Seen())
+				a := w.Post(world.CompletionsPath, world.Completions(false), "X-Priority", name)
+				if ok {
+					if a.Status != 200 {
+						t.Errorf("trust %t, %q: status %d: %s", trust, name, a.Status, a.Body)
+					}
+					continue
+				}
+				var got struct {
+					Error struct{ Param, Code, Message string }
+				}
+				if err := json.Unmarshal([]byte(a.Body), &got); err != nil || a.Status != 400 || got.Error.Code != "invalid_priority" || got.Error.Param != "X-Priority" || len(a.Body) > 1000 {
+					t.Errorf("trust %t, %.20q: status %d, error %v: %.1000s", trust, name, a.Status, err, a.Body)
+				}
+				if len(e.Seen()) != before {
+					t.Errorf("%.20q: the request reached the engine", name)
+				}
+			}
+			if n := w.Metric("pdproxy_class_exchanges_total", "batch", "ok"); n != 1 {
+				t.Errorf("counted %v requests of the class batch", n)
+			}
+			if err := w.Stop(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// TestClassesWaitTheirTurn: with one place, waiting requests run by class.
+func TestClassesWaitTheirTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		proceed := make(chan bool)
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) {
+			<-proceed
+			c.JSON(200, `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":100,"completion_tokens":100}}`)
+		}}
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
+			classes(true)(c)
+			c.PriorityClasses[2].Weight = 1000
+			c.Limits.MaxExchanges, c.Limits.QueueTimeout = 1, config.Duration(1e12)
+			for i := range c.PriorityClasses {
+				c.PriorityClasses[i].PromoteAfter = 0
+			}
+		}})
+		ended := make(chan string, 10)
+		for i, class := range []string{"batch", "batch", "batch", "interactive", "interactive"} {
+			go func() {
+				if a := w.Post(world.CompletionsPath, world.Completions(false), "X-Priority", class); a.Status != 200 {
+					t.Errorf("request %d: status %d: %s", i, a.Status, a.Body)
+				}
+				ended <- class
+			}()
+			synctest.Wait()
+		}
+		if n := w.Metric("pdproxy_class_requests", "batch", "waiting"); n != 2 {
+			t.Errorf("%v requests of the class batch wait", n)
+		}
+		var order []string
+		for range 5 {
+			proceed <- true
+			order = append(order, <-ended)
+			synctest.Wait()
+		}
+		if got := fmt.Sprint(order); got != "[batch batch interactive interactive batch]" && got != "[batch interactive interactive batch batch]" {
+			t.Errorf("order %s", got)
+		}
+	})
+}
+
+// TestFairnessHeader: flows that the header line names share the free places. A flow with many
+// requests does not delay another one. Engines do not get the line.
+func TestFairnessHeader(t *testing.T) {
+	for header, want := range map[string]string{
+		"X-Flow": "[a a b a a]",
+		"":       "[a a a a b]",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			proceed := make(chan bool)
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) {
+				<-proceed
+				c.JSON(200, `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":100,"completion_tokens":100}}`)
+			}}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
+				c.Limits.FairnessHeader, c.Limits.MaxExchanges, c.Limits.QueueTimeout = header, 1, config.Duration(1e12)
+			}})
+			ended := make(chan string, 10)
+			for i, flow := range []string{"a", "a", "a", "a", "b"} {
+				go func() {
+					if a := w.Post(world.CompletionsPath, world.Completions(false), "X-Flow", flow); a.Status != 200 {
+						t.Errorf("request %d: status %d: %s", i, a.Status, a.Body)
+					}
+					ended <- flow
+				}()
+				synctest.Wait()
+			}
+			var order []string
+			for range 5 {
+				proceed <- true
+				order = append(order, <-ended)
+				synctest.Wait()
+			}
+			if got := fmt.Sprint(order); got != want {
+				t.Errorf("header %q: order %s, want %s", header, got, want)
+			}
+			for _, l := range e.Seen() {
+				if v := l.Header.Get("X-Flow"); v != "" && header != "" {
+					t.Errorf("the engine got the line %q", v)
+				}
+			}
+		})
+	}
+}
+
+// withDeadlines configures the header of deadlines and a deadline of one class.
+func withDeadlines(c *config.Config) {
+	classes(true)(c)
+	c.PriorityClasses[2].Deadline = config.Duration(3 * time.Second) // interactive
+	c.Limits.DeadlineHeader = "X-Deadline"
+	c.Limits.MaxExchanges, c.Limits.Queue, c.Limits.QueueTimeout = 1, 10, config.Duration(time.Minute)
+}
+
+// TestDeadlineOfWaitingRequests: a request that waits for a place is refused at its deadline. A
+// request that got its place before runs on.
+func TestDeadlineOfWaitingRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		legs := 0
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) {
+			legs++
+			if v := c.Leg.Header.Get("X-Deadline"); v != "" {
+				t.Errorf("the engine got the header: %s", v)
+			}
+			time.Sleep(10 * time.Second)
+			c.JSON(200, world.Unary)
+		}}
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: withDeadlines})
+		running := make(chan world.Answer, 1)
+		go func() { running <- w.Post(world.CompletionsPath, world.Completions(false), "X-Deadline", "500") }()
+		synctest.Wait()
+		for _, tt := range []struct {
+			header []string
+			want   time.Duration
+		}{
+			{[]string{"X-Deadline", "700"}, 700 * time.Millisecond},
+			{[]string{"X-Priority", "interactive"}, 3 * time.Second},
+			{[]string{"X-Priority", "interactive", "X-Deadline", "1000"}, time.Second},
+		} {
+			began := time.Now()
+			r := w.Post(world.CompletionsPath, world.Completions(false), tt.header...)
+			if r.Status != 503 || !strings.Contains(r.Body, `"code":"deadline_exceeded"`) || r.Header.Get("Retry-After") == "" {
+				t.Errorf("%v: %d %v %s", tt.header, r.Status, r.Header, r.Body)
+			}
+			if took := time.Since(began); took != tt.want {
+				t.Errorf("%v: refused after %v", tt.header, took)
+			}
+		}
+		if r := w.Post(world.CompletionsPath, world.Completions(false), "X-Priority", "batch"); r.Status != 200 {
+			t.Errorf("a request without a deadline: %d %s", r.Status, r.Body)
+		}
+		if r := <-running; r.Status != 200 {
+			t.Errorf("the request that ran at its deadline: %d %s", r.Status, r.Body)
+		}
+		if n := w.Metric("pdproxy_shed_total", "deadline_exceeded"); n != 3 || legs != 2 {
+			t.Errorf("%v requests are counted as shed, %d legs, want 3 and 2", n, legs)
+		}
+	})
+}
+
+// TestDeadlineWithoutAnEngine: a request that waits for an engine is refused at its deadline.
+func TestDeadlineWithoutAnEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _, _ := world.EmptyWorld(t, time.Minute, func(l *config.Limits) { l.DeadlineHeader = "X-Deadline" })
+		began := time.Now()
+		r := w.Post(world.CompletionsPath, world.Asking("m"), "X-Deadline", "400")
+		if took := time.Since(began); r.Status != 503 || !strings.Contains(r.Body, `"code":"deadline_exceeded"`) || took != 400*time.Millisecond {
+			t.Errorf("%d %s after %v", r.Status, r.Body, took)
+		}
+	})
+}
+
+// TestBadDeadlines: a wrong value is refused before the request waits. Without the configuration
+// the line has no meaning.
+func TestBadDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: withDeadlines})
+		for _, value := range []string{"0", "-1", "1s", "1.5", "86400001", "99999999999999999999", " ", "1,2", "０"} {
+			r := w.Post(world.CompletionsPath, world.Completions(false), "X-Deadline", value)
+			if value == " " {
+				if r.Status != 200 {
+					t.Errorf("blank: %d %s", r.Status, r.Body)
+				}
+				continue
+			}
+			if r.Status != 400 || !strings.Contains(r.Body, `"param":"X-Deadline","code":"bad_header"`) {
+				t.Errorf("%q: %d %s", value, r.Status, r.Body)
+			}
+		}
+		plain := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}})
+		if r := plain.Post(world.CompletionsPath, world.Completions(false), "X-Deadline", "x"); r.Status != 200 {
+			t.Errorf("not configured: %d %s", r.Status, r.Body)
+		}
+	})
+}
+
+// TestDeadlineForPolicies: policies that need the traits learn the remaining time.
+func TestDeadlineForPolicies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}
+		w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Needs: abi.NeedTraits, Config: withDeadlines})
+		for value, want := range map[string]int64{"250": 250, "": 0} {
+			if r := w.Post(world.CompletionsPath, world.Completions(false), "X-Deadline", value); r.Status != 200 {
+				t.Fatalf("%+v", r)
+			}
+			if got := w.Decider.Asked.Load().(abi.RequestFacts).Remaining; got != want {
+				t.Errorf("%q: %d ms remain, want %d", value, got, want)
+			}
+		}
+	})
+}
