@@ -1,9 +1,7 @@
 package conformance
 
 import (
-	"bytes"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,31 +17,13 @@ type pairRow struct {
 	Failures                        int
 }
 
-// lockedBuffer is a log that may be read while it is written.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // TestRefusedPair: an engine whose blocks no engine of the other side can read
 // gets no request, while compatible engines are available. Operators see the
 // reason.
 func TestRefusedPair(t *testing.T) {
 	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang} {
 		t.Run(connector, func(t *testing.T) {
-			var log lockedBuffer
+			var log testbed.Log
 			f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 2, log: &log, engine: func(role string, n int, c *enginesim.Config) {
 				if role == enginesim.RoleDecode && n == 1 {
 					c.BlockSize = 8 // the other engines have blocks of 16 tokens

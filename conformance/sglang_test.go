@@ -250,7 +250,7 @@ func TestUnlikeEnginesAreKeptApart(t *testing.T) {
 		"ranks":            {func(c *enginesim.Config) { c.SGLang.TPSize = 3 }, "ranks do not map: attention is spread over 3 of prefill and 2 of decode"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var log lockedBuffer
+			var log testbed.Log
 			f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 2, decode: 1, log: &log,
 				engine: func(role string, n int, c *enginesim.Config) {
 					c.SGLang.TPSize = 2

@@ -1,7 +1,6 @@
 package deploy
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,11 +10,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
 
@@ -70,26 +69,8 @@ func write(t *testing.T, path, text string, mode os.FileMode) string {
 type process struct {
 	t    *testing.T
 	cmd  *exec.Cmd
-	out  buffer
+	out  testbed.Log
 	done chan error
-}
-
-// buffer collects the output of a process.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // start runs a command until the test's end, with env added to the test's

@@ -1,7 +1,6 @@
 package kvevents
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -12,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -26,25 +24,7 @@ import (
 type registry struct {
 	t    *testing.T
 	node *node.Node
-	log  *lockedBuffer
-}
-
-// lockedBuffer is a bytes.Buffer for several goroutines.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	log  *testbed.Log
 }
 
 func startRegistry(t *testing.T, password string) *registry {
@@ -62,7 +42,7 @@ func startRegistry(t *testing.T, password string) *registry {
 		}
 	}
 	cfg.Health.Interval = config.Duration(100 * time.Millisecond)
-	log := new(lockedBuffer)
+	log := new(testbed.Log)
 	n, err := node.New(&cfg, slog.New(slog.NewTextHandler(log, nil)), node.Options{})
 	if err != nil {
 		t.Fatal(err)

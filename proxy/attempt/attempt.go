@@ -102,7 +102,7 @@ func (o *owed) orphan() connector.Orphan {
 	return f
 }
 
-// leavePlacement releases the lease, and leaves the pair.
+// leavePlacement releases the lease, and ends the count of the attempt on the pair.
 func (o *owed) leavePlacement() {
 	o.p.Lease.Release()
 	if o.fresh {

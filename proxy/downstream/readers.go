@@ -20,8 +20,8 @@ const slowBehind = time.Second
 // time, and only a share of them belongs to one client. One more body takes the place of
 // another one. Safe for concurrent use. The zero value is empty.
 //
-// Most bodies have come before any limit is reached. So a body enters the heaps, which find
-// the slowest one, only when a limit may be reached.
+// The heaps find the slowest body. A body enters the heaps only when a limit may be reached,
+// because most bodies are complete before that.
 type readers struct {
 	mu       sync.Mutex
 	unsorted []*incoming            // guarded by mu; the bodies outside of the heaps

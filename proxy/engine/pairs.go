@@ -27,7 +27,7 @@ type Pair struct {
 
 	table    *pairTable
 	transfer load.Speed  // of the pair's transfers; tokens are prompt tokens
-	proven   atomic.Bool // KV has come, no failure counts, and the proxy does not try the pair: a success is no news
+	proven   atomic.Bool // a further success changes nothing: KV has come, no failure counts, and the proxy does not try the pair
 	circuit  circuit.Breaker
 	tried    atomic.Bool // a request of the proxy itself runs through the pair
 	users    atomic.Bool // the engines refused the proxy's own trial: the next trial is a user's request

@@ -64,7 +64,7 @@ func (p *pool) pop() (cn *conn, old []*conn) {
 	return cn, nil
 }
 
-// wait waits at that place of the queue.
+// wait returns when the call at place gets a connection or a slot, or when the call gives up.
 func (p *pool) wait(c *call, place *list.Element, limit time.Duration) (*conn, error) {
 	ctx, done := c.interruptible()
 	defer done()
