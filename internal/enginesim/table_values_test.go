@@ -112,9 +112,9 @@ func (r *runner) figure(e *Engine, name string) int64 {
 		defer m.Mu.Unlock()
 		return int64(len(m.Registered))
 	case "Bootstrap":
-		return int64(e.Proto.(*sglang.SGLang).Queues[0].Bootstrap.Load())
+		return e.Proto.(*sglang.SGLang).Queues[0].Bootstrap.Load()
 	case "Prealloc":
-		return int64(e.Proto.(*sglang.SGLang).Queues[0].Prealloc.Load())
+		return e.Proto.(*sglang.SGLang).Queues[0].Prealloc.Load()
 	case "Rooms", "Prefills":
 		g := e.Proto.(*sglang.SGLang)
 		g.Mu.Lock()
