@@ -8,6 +8,7 @@ import (
 
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/mem"
 )
 
 // recorder is a gRPC stream that keeps the sent messages.
@@ -26,7 +27,7 @@ func (r *recorder) SendMsg(m any) error {
 // message is lost or changes its place.
 func TestEndWithPart(t *testing.T) {
 	part := func(text string, over bool) *incoming {
-		return &incoming{of: fieldResponseBody, body: []byte(text), over: over}
+		return &incoming{of: fieldResponseBody, body: []byte(text), over: over, held: mem.SliceBuffer(text)}
 	}
 	for name, c := range map[string]struct {
 		arrived []*incoming

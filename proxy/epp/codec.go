@@ -1,10 +1,11 @@
 package epp
 
 import (
+	"errors"
+
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/proto" // for messages in other forms, and the health service
+	_ "google.golang.org/grpc/encoding/proto" // for the health service
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -21,8 +22,8 @@ const (
 	fieldResponseTrailers protowire.Number = 7
 )
 
-// incoming is a message of a gateway. Messages in the form that gateways send are not decoded by
-// protobuf, and parts of bodies are not copied. The zero value has nothing.
+// incoming is a ProcessingRequest of a gateway. Parts of bodies are not copied. The zero value has
+// nothing.
 type incoming struct {
 	of    protowire.Number // the field of the oneof; 0: none
 	lines []line           // of a header
@@ -36,7 +37,7 @@ type incoming struct {
 	served                    string                             // metadata of a header: the endpoint that has answered; "": unknown
 
 	size   int        // of the message, in bytes
-	held   mem.Buffer // has body; nil: the garbage collector has
+	held   mem.Buffer // has body; nil: there is none
 	offset int        // of body in held
 	stream *arriving  // counts the message until release; nil: no longer
 }
@@ -84,14 +85,10 @@ type outgoing struct {
 // returned is the part m for the gateway, without a copy.
 func returned(m *incoming) *outgoing {
 	o := &outgoing{of: m.of, over: m.over}
-	switch {
-	case len(m.body) == 0:
+	if len(m.body) == 0 {
 		return o
-	case m.held != nil:
-		o.data = m.held.Slice(m.offset, m.offset+len(m.body))
-	default:
-		o.data = mem.SliceBuffer(m.body)
 	}
+	o.data = m.held.Slice(m.offset, m.offset+len(m.body))
 	if len(m.body) > writeQuota && m.stream != nil {
 		o.data = m.stream.lend(m.body, o.data)
 	}
@@ -114,23 +111,19 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	m.size = data.Len()
 	whole := data.MaterializeToBuffer(mem.DefaultBufferPool())
-	if m.decode(whole.ReadOnlyData()) {
-		if m.body != nil {
-			m.held = whole
-		} else {
-			whole.Free()
-		}
-		return nil
+	if !m.decode(whole.ReadOnlyData()) {
+		whole.Free()
+		return errMalformed
 	}
-	whole.Free()
-	p := new(extproc.ProcessingRequest)
-	if err := c.proto.Unmarshal(data, p); err != nil {
-		return err
+	if m.body != nil {
+		m.held = whole
+	} else {
+		whole.Free()
 	}
-	*m = incoming{size: m.size}
-	m.read(p)
 	return nil
 }
+
+var errMalformed = errors.New("the message is no ProcessingRequest")
 
 // Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"syscall"
 
-	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	service "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/peer"
@@ -160,7 +160,7 @@ func (u *unused) leave(c *conn) {
 // the stream. The goroutine that reads the connection calls tap.
 func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	gateway := connOf(ctx)
-	if info.FullMethodName == extproc.ExternalProcessor_Process_FullMethodName {
+	if info.FullMethodName == service.ExternalProcessor_Process_FullMethodName {
 		return gateway.enter(ctx), nil
 	}
 	if !s.unused.enter(gateway) {

@@ -6,6 +6,8 @@ import (
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/pdproxy/pdproxy/proxy/sidecar/extproc"
 )
 
 // message is an encoded ProcessingResponse, or a part of it. Source of the field numbers:
@@ -74,9 +76,9 @@ func immediate(status int, header http.Header, body []byte) message {
 	return m.with(3, body).text(5, "pdproxy").within(7)
 }
 
-// metadataOf returns the endpoints as dynamic metadata: a Struct with the Struct of lbSpace.
+// metadataOf returns the endpoints as dynamic metadata: a Struct with the Struct of extproc.LBSpace.
 func metadataOf(endpoints string) message {
 	value := message(nil).text(3, endpoints) // Value.string_value
-	inner := message(nil).text(1, headerDestination).with(2, value).within(1)
-	return message(nil).text(1, lbSpace).with(2, inner.within(5)).within(1) // Value.struct_value
+	inner := message(nil).text(1, extproc.HeaderDestination).with(2, value).within(1)
+	return message(nil).text(1, extproc.LBSpace).with(2, inner.within(5)).within(1) // Value.struct_value
 }

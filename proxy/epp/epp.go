@@ -21,7 +21,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	service "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -96,7 +96,7 @@ const (
 
 // Server is the endpoint picker. Safe for concurrent use.
 type Server struct {
-	extproc.UnimplementedExternalProcessorServer
+	service.UnimplementedExternalProcessorServer
 	options      Options
 	grpc         *grpc.Server
 	health       *health.Server
@@ -130,7 +130,7 @@ func New(o Options) *Server {
 	}
 	options = append(options, grpc.Creds(transport{handshake}))
 	s.grpc = grpc.NewServer(options...)
-	extproc.RegisterExternalProcessorServer(s.grpc, s)
+	service.RegisterExternalProcessorServer(s.grpc, s)
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
 	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
 	s.health.SetServingStatus(serviceLive, grpc_health_v1.HealthCheckResponse_SERVING)
@@ -211,5 +211,5 @@ func (s *Server) setReady(ready bool) {
 		status = grpc_health_v1.HealthCheckResponse_SERVING
 	}
 	s.health.SetServingStatus(serviceReady, status)
-	s.health.SetServingStatus(extproc.ExternalProcessor_ServiceDesc.ServiceName, status)
+	s.health.SetServingStatus(service.ExternalProcessor_ServiceDesc.ServiceName, status)
 }

@@ -14,11 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/sidecar/extproc"
 )
-
-// chunk is the largest part of a body in one message, in bytes. Some gateways accept 64 KiB
-// with the message's own overhead.
-const chunk = 62000
 
 // Within implements attempt.Gateway.
 func (st *stream) Within() coordinator.Within {
@@ -40,7 +37,7 @@ func (st *stream) Forward(f *attempt.Forwarding) error {
 		return err
 	}
 	for rest, over := f.Body, false; !over; {
-		part := rest[:min(chunk, len(rest))]
+		part := rest[:min(extproc.MaxPart, len(rest))]
 		rest = rest[len(part):]
 		over = len(rest) == 0
 		m := &outgoing{of: fieldRequestBody, over: over && !st.trailers}
@@ -78,12 +75,12 @@ func (st *stream) mutation(f *attempt.Forwarding, endpoints string) message {
 	for _, name := range st.client.own {
 		m = m.remove(name)
 	}
-	set(headerDestination, endpoints)
+	set(extproc.HeaderDestination, endpoints)
 	if !f.Prefill.IsZero() {
-		set(headerPrefill, f.Prefill.Spec.Address())
+		set(extproc.HeaderPrefill, f.Prefill.Spec.Address())
 	}
 	if len(f.Encoders) > 0 {
-		set(headerEncoders, addressesOf(f.Encoders))
+		set(extproc.HeaderEncoders, addressesOf(f.Encoders))
 	}
 	set("content-length", strconv.Itoa(len(f.Body)))
 	if path := st.pathOf(f); path != st.client.path {

@@ -13,22 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pdproxy/pdproxy/proxy/openai"
-)
-
-// The header lines by which the picker names engines, to the gateway and to the sidecars. Lines
-// of clients with these names are removed.
-const (
-	headerDestination = "x-gateway-destination-endpoint"
-	headerPrefill     = "x-prefiller-host-port"
-	headerEncoders    = "x-encoder-hosts-ports"
-)
-
-// The metadata of the endpoint picker protocol: namespaces and keys.
-const (
-	subsetSpace = "envoy.lb.subset_hint"
-	subsetKey   = "x-gateway-destination-endpoint-subset"
-	lbSpace     = "envoy.lb"
-	servedKey   = "x-gateway-destination-endpoint-served"
+	"github.com/pdproxy/pdproxy/proxy/sidecar/extproc"
 )
 
 // clientRequest has the facts of the client's request that the answer to the gateway needs.
@@ -41,11 +26,11 @@ type clientRequest struct {
 	limited bool        // only those of subset are allowed
 }
 
-// ownLine reports whether the picker itself sets a header line of that name in lower case.
-// Some servers read an underscore as a hyphen.
+// ownLine reports whether the picker itself sets a header line of that name in lower case, for
+// the gateway and the sidecars. Such lines of clients are removed. Some servers read an underscore as a hyphen.
 func ownLine(name string) bool {
 	name = strings.ReplaceAll(name, "_", "-")
-	return strings.HasPrefix(name, headerDestination) || name == headerPrefill || name == headerEncoders
+	return strings.HasPrefix(name, extproc.HeaderDestination) || name == extproc.HeaderPrefill || name == extproc.HeaderEncoders
 }
 
 // request returns the client's request. The error is the answer for the client.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	service "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -27,7 +27,7 @@ const ahead = 3
 // end of the stream ends the request at any time.
 type stream struct {
 	server   *Server
-	grpc     extproc.ExternalProcessor_ProcessServer
+	grpc     service.ExternalProcessor_ProcessServer
 	ctx      context.Context // of the request; ends with the gateway's side of the stream
 	cancel   context.CancelCauseFunc
 	messages chan *incoming
@@ -59,8 +59,8 @@ const (
 	phaseBody // the handler waits for a part of the request's body
 )
 
-// Process implements extproc.ExternalProcessorServer.
-func (s *Server) Process(g extproc.ExternalProcessor_ProcessServer) error {
+// Process implements service.ExternalProcessorServer.
+func (s *Server) Process(g service.ExternalProcessor_ProcessServer) error {
 	gateway := connOf(g.Context())
 	if !s.unused.enter(gateway) {
 		return errUnused

@@ -21,6 +21,14 @@ const (
 	HeaderEncoders    = "x-encoder-hosts-ports"
 )
 
+// The metadata of the endpoint picker protocol: namespaces and keys.
+const (
+	LBSpace     = "envoy.lb"
+	ServedKey   = "x-gateway-destination-endpoint-served"
+	SubsetSpace = "envoy.lb.subset_hint"
+	SubsetKey   = "x-gateway-destination-endpoint-subset"
+)
+
 // maxEndpoints is the largest number of endpoints in one list, and maxEndpoint the largest length
 // of one, in bytes. Others are ignored.
 const (
@@ -218,7 +226,7 @@ func (a *answer) refused(r *service.ImmediateResponse) (over bool, err error) {
 
 // metadata reads the destinations from dynamic metadata. Those of a header line come first.
 func (a *answer) metadata(m *structpb.Struct) {
-	if text := m.GetFields()[lbSpace].GetStructValue().GetFields()[HeaderDestination].GetStringValue(); text != "" && a.decision.Destinations == nil {
+	if text := m.GetFields()[LBSpace].GetStructValue().GetFields()[HeaderDestination].GetStringValue(); text != "" && a.decision.Destinations == nil {
 		a.decision.Destinations = endpoints(nil, text)
 	}
 }

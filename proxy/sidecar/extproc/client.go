@@ -50,9 +50,9 @@ const (
 	maxBackoff     = time.Second
 	// headRoom is the room in a message for header lines and metadata, in bytes.
 	headRoom = 1 << 20
-	// chunk is the largest part of a body in one message, in bytes. Some pickers accept 64 KiB
+	// MaxPart is the largest part of a body in one message, in bytes. Some pickers accept 64 KiB
 	// with the message's own overhead.
-	chunk = 62000
+	MaxPart = 62000
 	// The circuit of the choices opens after opensAfter failures in a row, and the circuit of the
 	// heads after one late answer to a head. Each stays open for openFor.
 	opensAfter = 5

@@ -27,7 +27,7 @@ func TestExchange(t *testing.T) {
 					return err
 				}
 				head = headOf(m.GetRequestHeaders().GetHeaders())
-				hint := m.GetMetadataContext().GetFilterMetadata()[subsetSpace].GetFields()[subsetKey].GetListValue().GetValues()
+				hint := m.GetMetadataContext().GetFilterMetadata()[SubsetSpace].GetFields()[SubsetKey].GetListValue().GetValues()
 				if len(hint) != 2 || hint[1].GetStringValue() != "10.0.0.2:80" {
 					t.Errorf("the subset is %v", hint)
 				}

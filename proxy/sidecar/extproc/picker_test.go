@@ -134,7 +134,7 @@ func (c *call) answer(changes *service.HeaderMutation) (a answered) {
 		}
 		if h := m.GetResponseHeaders(); h != nil {
 			a.head = headOf(h.GetHeaders())
-			a.served = m.GetMetadataContext().GetFilterMetadata()[lbSpace].GetFields()[servedKey].GetStringValue()
+			a.served = m.GetMetadataContext().GetFilterMetadata()[LBSpace].GetFields()[ServedKey].GetStringValue()
 			c.Send(answerHead(changes))
 			continue
 		}
@@ -178,7 +178,7 @@ func immediate(status int, body string) *service.ProcessingResponse {
 }
 
 func destinationMetadata(endpoints string) *structpb.Struct {
-	return &structpb.Struct{Fields: map[string]*structpb.Value{lbSpace: structpb.NewStructValue(&structpb.Struct{
+	return &structpb.Struct{Fields: map[string]*structpb.Value{LBSpace: structpb.NewStructValue(&structpb.Struct{
 		Fields: map[string]*structpb.Value{HeaderDestination: structpb.NewStringValue(endpoints)},
 	})}}
 }

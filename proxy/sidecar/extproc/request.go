@@ -12,14 +12,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// The metadata of the endpoint picker protocol: namespaces and keys.
-const (
-	lbSpace     = "envoy.lb"
-	servedKey   = "x-gateway-destination-endpoint-served"
-	subsetSpace = "envoy.lb.subset_hint"
-	subsetKey   = "x-gateway-destination-endpoint-subset"
-)
-
 // Request is a request as the picker sees it. The body must not change until Pick has returned.
 type Request struct {
 	Method, Scheme, Authority, Path string
@@ -57,7 +49,7 @@ func headMessage(r *Request) *service.ProcessingRequest {
 		for i, endpoint := range r.Subset {
 			list[i] = structpb.NewStringValue(endpoint)
 		}
-		m.MetadataContext = metadata(subsetSpace, subsetKey, structpb.NewListValue(&structpb.ListValue{Values: list}))
+		m.MetadataContext = metadata(SubsetSpace, SubsetKey, structpb.NewListValue(&structpb.ListValue{Values: list}))
 	}
 	return m
 }
@@ -86,7 +78,7 @@ func answerHeadMessage(status int, lines []upstream.Field, served string) *servi
 	}
 	m := &service.ProcessingRequest{Request: &service.ProcessingRequest_ResponseHeaders{ResponseHeaders: &service.HttpHeaders{Headers: &core.HeaderMap{Headers: values}}}}
 	if served != "" {
-		m.MetadataContext = metadata(lbSpace, servedKey, structpb.NewStringValue(served))
+		m.MetadataContext = metadata(LBSpace, ServedKey, structpb.NewStringValue(served))
 	}
 	return m
 }

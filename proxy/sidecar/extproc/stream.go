@@ -61,7 +61,7 @@ func (s *Stream) sendRequest(r *Request) {
 		return
 	}
 	for rest := r.Body; len(rest) > 0; {
-		part := rest[:min(chunk, len(rest))]
+		part := rest[:min(MaxPart, len(rest))]
 		rest = rest[len(part):]
 		if s.grpc.Send(bodyMessage(part, len(rest) == 0 && len(r.Trailer) == 0)) != nil {
 			return
