@@ -111,12 +111,13 @@ func (s *Stream) Head(status int, lines []upstream.Field, served string) (change
 	defer s.detach()
 	s.feedback.owe()
 	head := answerHeadMessage(status, lines, served)
-	go func() { // ends with the answer, or with the stream's context
+	waits := s.client.heads.Closed() // before the head is sent: a quick answer closes the circuit
+	go func() {                      // ends with the answer, or with the stream's context
 		if s.grpc.Send(head) == nil {
 			s.sendAnswer()
 		}
 	}()
-	if !s.client.heads.Closed() {
+	if !waits {
 		return HeaderMutation{}, true
 	}
 	limit := time.NewTimer(s.client.options.Timeout)
@@ -182,7 +183,7 @@ func (s *Stream) sendAnswer() {
 		part, over := s.feedback.take(buffer)
 		signal(s.feedback.room)
 		for rest := part; len(rest) > 0 || over; {
-			n := min(chunk, len(rest))
+			n := min(MaxPart, len(rest))
 			last := over && n == len(rest)
 			if s.grpc.Send(answerBodyMessage(rest[:n], last)) != nil {
 				return // the receiver ends too
