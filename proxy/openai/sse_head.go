@@ -146,18 +146,31 @@ func (h *StreamHead) fail(status int) {
 // reason. An unknown member with a value is content.
 func emptyChunk(data []byte) bool {
 	choices, _ := Find(data, "choices")
-	c, empty := Cursor{Text: choices}, true
-	c.Walk("choices", 0, func(key string, _ int, value []byte) (enter bool) {
-		switch key {
-		case "choices", "delta", "message":
-			enter = value[0] == '[' || value[0] == '{'
-		case "index", "role", "prompt_token_ids", "prompt_logprobs": // of the prompt, not of the answer
-			return false
+	c := Cursor{Text: choices}
+	for c.Open('['); c.Next(']'); {
+		for c.Open('{'); c.Next('}'); {
+			switch string(c.Key) {
+			case "index", "prompt_token_ids", "prompt_logprobs": // of the prompt
+				c.Skip()
+				continue
+			case "delta", "message":
+				if c.Peek() != '{' {
+					break
+				}
+				for c.Open('{'); c.Next('}'); {
+					role := string(c.Key) == "role"
+					if value := c.Skip(); !role && !isEmptyValue(value) {
+						return false
+					}
+				}
+				continue
+			}
+			if !isEmptyValue(c.Skip()) {
+				return false
+			}
 		}
-		empty = empty && (enter || isEmptyValue(value))
-		return enter
-	})
-	return empty && !c.Bad
+	}
+	return !c.Bad
 }
 
 // isEmptyValue reports whether a raw value is missing, null, or an empty string, array or
