@@ -34,7 +34,7 @@ func (nixl) AggregatesOn() abi.Role { return abi.RoleDecode }
 
 // Serves excludes the routes that only SGLang has.
 func (nixl) Serves(api openai.API) bool {
-	return api.Path() != "" && api != openai.Generate && api != openai.ClassifyV1
+	return api != 0 && api != openai.EngineRoute && api != openai.Generate && api != openai.ClassifyV1
 }
 
 func (nixl) HealthPath(abi.Role) (path string, bootstrap bool) { return healthPath, false }

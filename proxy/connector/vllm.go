@@ -176,9 +176,9 @@ func (nixl) Unfit(r *openai.Request, prefill *engine.Facts) (sure bool, err erro
 
 // vllmHeader returns the header lines of a leg to a vLLM engine: the request id, which
 // both legs of an attempt share, and the placed rank.
-func vllmHeader(legID string, t engine.Target) []Field {
+func vllmHeader(id string, t engine.Target) []Field {
 	fields := make([]Field, 1, 2)
-	fields[0] = Field{Name: "X-Request-Id", Value: legID}
+	fields[0] = Field{Name: "X-Request-Id", Value: id}
 	if t.Spec.Ranks > 1 {
 		fields = append(fields, rankField(t.Rank))
 	}
