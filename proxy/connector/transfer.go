@@ -50,8 +50,8 @@ var paramTypes = map[string]paramType{
 	"remote_dp_rank_override": paramBool, "is_request_leader": paramBool,
 
 	"remote_engine_id": paramText, "remote_request_id": paramText, "transfer_id": paramText,
-	"transfer_mode": paramText, "kv_request_id": paramText, "request_type": paramText, "encoded_opaque_state": paramText,
-	"conversation_id": paramText,
+	"transfer_mode": paramText, "kv_request_id": paramText, "request_type": paramText,
+	"encoded_opaque_state": paramText, "conversation_id": paramText,
 
 	"remote_host": paramHost, "remote_bootstrap_addr": paramHost,
 	"ctx_info_endpoint": paramHosts, "remote_hosts": paramHosts,
@@ -59,7 +59,8 @@ var paramTypes = map[string]paramType{
 	"tp_size": paramCount, "pp_size": paramCount, "dcp_size": paramCount, "pcp_size": paramCount,
 	"remote_tp_size": paramCount, "remote_pp_size": paramCount, "remote_dp_size": paramCount,
 	"remote_dp_size_local": paramCount, "remote_dp_rank": paramCount, "remote_num_tokens": paramCount,
-	"remote_prefill_cached_tokens": paramCount, "remote_block_size": paramCount, "num_lmcache_extra_cached_tokens": paramCount,
+	"remote_prefill_cached_tokens": paramCount, "remote_block_size": paramCount,
+	"num_lmcache_extra_cached_tokens": paramCount,
 
 	"ctx_request_id": paramInt, "disagg_request_id": paramInt, "ctx_dp_rank": paramInt,
 	"schedule_style": paramInt, "first_tok": paramInt,
