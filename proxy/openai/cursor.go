@@ -254,20 +254,32 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// skipString returns the index after the string that opens at i; -1 if it does not end.
+// skipString returns the index after the string that opens at i; -1 if it does not end. Most strings
+// are keys and short values, so it searches for the next quote only after a few bytes.
 func skipString(b []byte, i int) int {
-	for i++; ; {
+	for i++; i < len(b); i++ {
+		for end := min(i+16, len(b)); i < end; i++ {
+			if b[i] == '"' {
+				return i + 1
+			}
+			if b[i] == '\\' {
+				i++
+			}
+		}
+		if i >= len(b) {
+			break
+		}
 		n := bytes.IndexByte(b[i:], '"')
 		if n < 0 {
-			return -1
+			break
 		}
 		slash := i + n
 		for slash > i && b[slash-1] == '\\' {
 			slash--
 		}
-		escaped := (i+n-slash)&1 == 1
-		if i += n + 1; !escaped {
-			return i
+		if i += n; (i-slash)&1 == 0 {
+			return i + 1
 		}
 	}
+	return -1
 }

@@ -80,7 +80,6 @@ func (s *scanner) value(i, depth int) (int, kind) {
 	if i >= len(s.b) {
 		return s.fail(i, "unexpected end"), 0
 	}
-	word, k := "null", kindNull
 	switch s.b[i] {
 	case '"':
 		i, _ = s.str(i)
@@ -89,19 +88,22 @@ func (s *scanner) value(i, depth int) (int, kind) {
 		return s.object(i, depth, nil), kindObject
 	case '[':
 		return s.array(i, depth), kindArray
-	case 't':
-		word, k = "true", kindBool
-	case 'f':
-		word, k = "false", kindBool
-	case 'n':
-	default:
+	}
+	word := words[s.b[i]]
+	if word == "" {
 		return s.number(i)
 	}
 	if len(s.b)-i < len(word) || string(s.b[i:i+len(word)]) != word {
 		return s.fail(i, "not a value"), 0
 	}
-	return i + len(word), k
+	if word == "null" {
+		return i + len(word), kindNull
+	}
+	return i + len(word), kindBool
 }
+
+// words are the values that are neither strings nor numbers, by their first bytes.
+var words = [256]string{'t': "true", 'f': "false", 'n': "null"}
 
 // object reads the object that opens at i. If top is set, it stores the members there.
 func (s *scanner) object(i, depth int, top *Object) int {
