@@ -34,7 +34,7 @@ func detailed(rows int) *PlaceFacts {
 func TestFramesOfVersion2(t *testing.T) {
 	h := header
 	h.Extended = true
-	place, plan := detailed(5), &PlanFacts{Request: identified(), BothMicros: 2}
+	place, plan := detailed(5), &PlanFacts{Request: identified(), PlanCosts: PlanCosts{BothMicros: 2}}
 	place.Pairs = []Pair{{Prefill: 0, Decode: 1, State: PairReady}}
 	leg, finish := legFacts(), finishFacts()
 	leg.Request, finish.Request = identified(), identified()

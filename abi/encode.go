@@ -74,14 +74,16 @@ func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
 	put32(w.facts, planPrefill, uint32(f.PrefillTargets))
 	put32(w.facts, planDecode, uint32(f.DecodeTargets))
 	put32(w.facts, planBoth, uint32(f.BothTargets))
-	put64(w.facts, planPrefillCached, uint64(f.PrefillCached))
-	put64(w.facts, planBothCached, uint64(f.BothCached))
-	put64(w.facts, planPrefillQueued, uint64(f.PrefillQueued))
-	put64(w.facts, planBothQueued, uint64(f.BothQueued))
-	putFloat(w.facts, planPrefillMicros, f.PrefillMicros)
-	putFloat(w.facts, planBothMicros, f.BothMicros)
-	putFloat(w.facts, planTransferMicros, f.TransferMicros)
-	putFloat(w.facts, planHandoverMicros, f.HandoverMicros)
+	if f.PlanCosts != (PlanCosts{}) { // otherwise the frame has only zeros there
+		put64(w.facts, planPrefillCached, uint64(f.PrefillCached))
+		put64(w.facts, planBothCached, uint64(f.BothCached))
+		put64(w.facts, planPrefillQueued, uint64(f.PrefillQueued))
+		put64(w.facts, planBothQueued, uint64(f.BothQueued))
+		putFloat(w.facts, planPrefillMicros, f.PrefillMicros)
+		putFloat(w.facts, planBothMicros, f.BothMicros)
+		putFloat(w.facts, planTransferMicros, f.TransferMicros)
+		putFloat(w.facts, planHandoverMicros, f.HandoverMicros)
+	}
 	if h.Extended {
 		w.added(planSize, planSize+identitySize, h, &f.Request)
 	}

@@ -52,8 +52,8 @@ func TestFramesKeepTheFacts(t *testing.T) {
 	place := placeFacts(5)
 	place.Pairs = []Pair{{Prefill: 0, Decode: 1, State: PairReady, TransferMicros: 0.5}, {Prefill: 2, Decode: 1, State: PairBroken}}
 	plan := &PlanFacts{Request: request(), PrefillTargets: 4, DecodeTargets: 5, BothTargets: 6,
-		PrefillCached: 1 << 40, BothCached: 7, PrefillQueued: 8, BothQueued: 9,
-		PrefillMicros: 1.5, BothMicros: 2.5, TransferMicros: 0.25, HandoverMicros: 1000}
+		PlanCosts: PlanCosts{PrefillCached: 1 << 40, BothCached: 7, PrefillQueued: 8, BothQueued: 9,
+			PrefillMicros: 1.5, BothMicros: 2.5, TransferMicros: 0.25, HandoverMicros: 1000}}
 	mint := &MintFacts{UnixMilli: 1735689600123, Node: 255, Worker: 63, Counter: 1023}
 	var planned PlanFacts
 	var placed PlaceFacts

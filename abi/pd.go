@@ -21,15 +21,7 @@ const (
 
 // String returns the name of the phase in errors, metrics and explain.
 func (p Phase) String() string {
-	switch p {
-	case Prefill:
-		return "prefill"
-	case Decode:
-		return "decode"
-	case Encode:
-		return "encode"
-	}
-	return "none"
+	return [...]string{"none", "prefill", "decode", "encode"}[p&3]
 }
 
 // Role is the set of phases that an instance serves.
@@ -185,11 +177,16 @@ type PlanFacts struct {
 	PrefillTargets int32 // targets of role prefill or both that have a decode partner
 	DecodeTargets  int32 // targets of role decode or both that have a prefill partner
 	BothTargets    int32 // targets that can serve an aggregated leg
+	PlanCosts            // needs NeedBlocks
 
-	// The fields below need NeedBlocks. In a name, Prefill means the targets of a
-	// prefill leg and Both those of an aggregated leg. Cached is the largest number
-	// of the prompt's tokens that one target holds. Queued is the smallest number of
-	// tokens that wait for their prefill at one target.
+	Notes []string // out: the policy's notes for explain
+}
+
+// PlanCosts are the costs of one leg and of two. In a name, Prefill means the targets of
+// a prefill leg and Both those of an aggregated leg. Cached is the largest number of the
+// prompt's tokens that one target holds. Queued is the smallest number of tokens that
+// wait for their prefill at one target.
+type PlanCosts struct {
 	PrefillCached, BothCached int64
 	PrefillQueued, BothQueued int64
 	// Measured times in µs; 0: not known. PrefillMicros and BothMicros are prefill
@@ -198,8 +195,6 @@ type PlanFacts struct {
 	// extra time of two legs.
 	PrefillMicros, BothMicros      float32
 	TransferMicros, HandoverMicros float32
-
-	Notes []string // out: the policy's notes for explain
 }
 
 // PlanDecision is the plan policy's answer. It contains only the number of legs, because the

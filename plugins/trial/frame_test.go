@@ -48,8 +48,9 @@ func TestFrames(t *testing.T) {
 		t.Errorf("header %+v, want %+v", got, want)
 	}
 	for i, want := range []any{
-		&abi.PlanFacts{Request: facts, PrefillTargets: 1, DecodeTargets: 2, BothTargets: 3, PrefillCached: 4, BothCached: 5, PrefillQueued: 6, BothQueued: 7,
-			PrefillMicros: 0.5, BothMicros: 1.5, TransferMicros: 2.5, HandoverMicros: 3.5},
+		&abi.PlanFacts{Request: facts, PrefillTargets: 1, DecodeTargets: 2, BothTargets: 3, PlanCosts: abi.PlanCosts{
+			PrefillCached: 4, BothCached: 5, PrefillQueued: 6, BothQueued: 7,
+			PrefillMicros: 0.5, BothMicros: 1.5, TransferMicros: 2.5, HandoverMicros: 3.5}},
 		&abi.PlaceFacts{Request: facts, Flow: abi.FlowConcurrent, Sequence: 4, Random: 5,
 			Candidates: []abi.Candidate{
 				{Instance: 1, Rank: 1, Group: 3, Roles: abi.RolePrefill, Trial: true, Pair: abi.PairReady, Home: abi.RoleDecode, Requests: 4,

@@ -83,8 +83,11 @@ func readPlan(text json.RawMessage) (Frame, error) {
 	}
 	return Frame{frameHead: j.frameHead, plan: &abi.PlanFacts{
 		Request: j.Request.facts(), PrefillTargets: j.PrefillTargets, DecodeTargets: j.DecodeTargets, BothTargets: j.BothTargets,
-		PrefillCached: j.PrefillCached, BothCached: j.BothCached, PrefillQueued: j.PrefillQueued, BothQueued: j.BothQueued,
-		PrefillMicros: j.PrefillMicros, BothMicros: j.BothMicros, TransferMicros: j.TransferMicros, HandoverMicros: j.HandoverMicros,
+		PlanCosts: abi.PlanCosts{
+			PrefillCached: j.PrefillCached, BothCached: j.BothCached, PrefillQueued: j.PrefillQueued, BothQueued: j.BothQueued,
+			PrefillMicros: j.PrefillMicros, BothMicros: j.BothMicros,
+			TransferMicros: j.TransferMicros, HandoverMicros: j.HandoverMicros,
+		},
 	}}, nil
 }
 

@@ -161,7 +161,6 @@ func Run(env *Env, p *coordinator.Placement) (o Outcome) {
 			c: connector.Attempt{
 				Request: env.Request, ID: p.ID, LegID: env.LegID(),
 				Prefill: p.Prefill, Decode: p.Decode, Trust: env.Config.Server.TrustPDFields || env.Route.Restricted && env.Route.CallerCoordinates(),
-				Conversation: prompt.Conversation(env.Ask),
 			},
 		}
 	}
@@ -196,6 +195,7 @@ func (a *attempt) run() error {
 	}
 	if c, ok := a.conn.(connector.Configurer); ok {
 		c.Configure(&a.c)
+		a.c.Conversation = prompt.Conversation(env.Ask)
 	}
 	a.began = decodeState{restarts: p.Decode.Restarts(), forced: p.Decode.Breaker.Circuit(time.Now()) == circuit.Open}
 	if o, ok := a.conn.(connector.Ordered); ok && !p.Prefill.IsZero() {

@@ -91,7 +91,9 @@ func (env *Env) Source() prompt.Source {
 // be retried afterwards.
 func (env *Env) ReleaseBody() {
 	env.Request.Object.Reset() // it refers to the bytes
-	env.Prompt.DropTokenIDs()
+	if env.Prompt.Used {
+		env.Prompt.DropTokenIDs()
+	}
 	env.Client.ReleaseBody()
 }
 

@@ -71,7 +71,8 @@ func (a *attempt) timingEvent() error {
 // recounts reports whether the engine of the answer counts transferred KV as cached tokens, so
 // that the number of prefill must replace its number.
 func (a *attempt) recounts() bool {
-	return a.p.Flow != abi.FlowAggregated && connector.CountsTransferred(a.conn) &&
+	_, counts := a.conn.(connector.Recounter)
+	return counts && a.p.Flow != abi.FlowAggregated &&
 		(a.p.Flow != abi.FlowPrefillFirst || a.prefill.handoff.Fallback == "") // decode itself computed the prompt
 }
 

@@ -46,7 +46,7 @@ type Attempt struct {
 	// client's field.
 	Priority []byte
 	// Conversation is the name of the request's conversation, for engines whose
-	// protocol has a field for it; "" if unknown.
+	// protocol has a field for it; "" if unknown. Only a Configurer gets it.
 	Conversation string
 }
 
@@ -264,12 +264,6 @@ type Recounter interface {
 	CountsTransferred()
 }
 
-// CountsTransferred reports whether c is a Recounter.
-func CountsTransferred(c Connector) bool {
-	_, counts := c.(Recounter)
-	return counts
-}
-
 // ErrBadReply is wrapped by errors of ReadPrefill: an engine answered with success, but
 // against its protocol. The error texts contain nothing of the answer.
 var ErrBadReply = errors.New("bad prefill answer")
@@ -287,7 +281,8 @@ var errNoTwoLegs = errors.New("the connector transfers no KV: there are no two l
 // Remote returns the connector of [[remote]].
 func Remote() Connector { return remote{} }
 
-// Configurer is implemented by connectors with settings of the operator.
+// Configurer is implemented by connectors with settings of the operator, and by those that send the
+// name of the conversation.
 type Configurer interface {
 	// Configure sets the settings in an attempt, which keeps them for all its legs.
 	Configure(a *Attempt)

@@ -116,9 +116,8 @@ func (mooncake) Defers() bool { return true }
 // the engine has several, because decode gets the id of one rank's core.
 func (m mooncake) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	b := append(make([]byte, 0, 160), `{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":`...)
-	leg, err := vllmPrefill(a, dst, append(openai.AppendQuoted(b, m.transferID(a)), '}'))
-	leg.Header = []Field{{Name: "X-Request-Id", Value: a.LegID}}
-	if max(a.Prefill.Spec.Ranks, a.Prefill.Facts().DPSize) > 1 {
+	leg, err := vllmPrefill(a, a.LegID, dst, append(openai.AppendQuoted(b, m.transferID(a)), '}'))
+	if a.Prefill.Spec.Ranks <= 1 && a.Prefill.Facts().DPSize > 1 {
 		leg.Header = append(leg.Header, rankField(a.Prefill.Rank))
 	}
 	return leg, err
@@ -160,9 +159,7 @@ func (m mooncake) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	if err != nil {
 		return Leg{}, err
 	}
-	leg, err := vllmDecode(a, dst, params)
-	leg.Header = vllmHeader(a.LegID, a.Decode)
-	return leg, err
+	return vllmDecode(a, a.LegID, dst, params)
 }
 
 // decodeParams names prefill's address. The address comes from a registered engine or

@@ -73,15 +73,7 @@ func (moriio) Compatible(p, d *engine.Facts) error {
 // Prefill requests one token, as NIXL's leg does. The leg must end by the limit of
 // tokens: otherwise prefill keeps no block (request_finished).
 func (m moriio) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	leg, err := vllmPrefill(a, dst, m.transfer(a, a.Decode, true))
-	leg.Header = m.header(a, a.Prefill)
-	return leg, err
-}
-
-// header returns the header lines of a leg to t. The request id is the same on both
-// legs.
-func (moriio) header(a *Attempt, t engine.Target) []Field {
-	return vllmHeader(moriioRequestID(a), t)
+	return vllmPrefill(a, moriioRequestID(a), dst, m.transfer(a, a.Decode, true))
 }
 
 // moriioRequestID returns the request id of both legs, which contains the addresses of
@@ -168,9 +160,7 @@ func (m moriio) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	if err != nil {
 		return Leg{}, err
 	}
-	leg, err := vllmDecode(a, dst, params)
-	leg.Header = m.header(a, a.Decode)
-	return leg, err
+	return vllmDecode(a, moriioRequestID(a), dst, params)
 }
 
 // decodeParams returns the parameters of the decode leg. In READ mode, values of

@@ -34,7 +34,7 @@ func (nixl) AggregatesOn() abi.Role { return abi.RoleDecode }
 
 // Serves excludes the routes that only SGLang has.
 func (nixl) Serves(api openai.API) bool {
-	return api.Path() != "" && api != openai.Generate && api != openai.ClassifyV1
+	return api != 0 && api != openai.EngineRoute && api != openai.Generate && api != openai.ClassifyV1
 }
 
 func (nixl) HealthPath(abi.Role) (path string, bootstrap bool) { return healthPath, false }
@@ -80,9 +80,7 @@ func (nixl) Pairable(r *openai.Request) error {
 
 func (nixl) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
-	leg := vllmLeg(a, dst, room[:0])
-	leg.Header = vllmHeader(a.LegID, a.Decode)
-	return leg, nil
+	return vllmLeg(a, a.LegID, a.Decode, dst, room[:0]), nil
 }
 
 // Prefill requests one token, which no client sees: decode samples the first token again.
@@ -95,9 +93,7 @@ func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	if len(params) == 0 {
 		params = nixlPrefill
 	}
-	leg, err := vllmPrefill(a, dst, params)
-	leg.Header = vllmHeader(a.LegID, a.Prefill)
-	return leg, err
+	return vllmPrefill(a, a.LegID, dst, params)
 }
 
 // The edits of legs that are the same for every request. Their values must not be written to.
@@ -122,9 +118,9 @@ var (
 	}
 )
 
-// vllmPrefill returns a prefill leg without header. params are its kv_transfer_params;
+// vllmPrefill returns a prefill leg with that request id. params are its kv_transfer_params;
 // nil for none.
-func vllmPrefill(a *Attempt, dst, params []byte) (Leg, error) {
+func vllmPrefill(a *Attempt, id string, dst, params []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
 	edits := room[:0]
 	if params != nil {
@@ -135,7 +131,7 @@ func vllmPrefill(a *Attempt, dst, params []byte) (Leg, error) {
 	if err != nil {
 		return Leg{}, err
 	}
-	leg := vllmLeg(a, dst, edits)
+	leg := vllmLeg(a, id, a.Prefill, dst, edits)
 	leg.Unary = true
 	return leg, nil
 }
@@ -238,14 +234,12 @@ func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	if h != nil {
 		params = h.Params
 	}
-	leg, err := vllmDecode(a, dst, params)
-	leg.Header = vllmHeader(a.LegID, a.Decode)
-	return leg, err
+	return vllmDecode(a, a.LegID, dst, params)
 }
 
-// vllmDecode returns a decode leg without header. params are its kv_transfer_params;
+// vllmDecode returns a decode leg with that request id. params are its kv_transfer_params;
 // empty for none.
-func vllmDecode(a *Attempt, dst, params []byte) (Leg, error) {
+func vllmDecode(a *Attempt, id string, dst, params []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
 	edits := room[:0]
 	if a.Decode.Spec.Bidirectional && asksIDs(a) {
@@ -261,7 +255,7 @@ func vllmDecode(a *Attempt, dst, params []byte) (Leg, error) {
 			edits = append(edits, openai.Edit{Key: "sampling_params", Value: sampling})
 		}
 	}
-	return vllmLeg(a, dst, edits), nil
+	return vllmLeg(a, id, a.Decode, dst, edits), nil
 }
 
 // Public removes the data about KV that decode retains.
@@ -325,7 +319,7 @@ func (nixl) cleanupByID(a *Attempt, h *Handoff) []Cleanup {
 	if err != nil {
 		return nil
 	}
-	leg := vllmLeg(a, nil, edits)
+	leg := vllmLeg(a, a.LegID, a.Decode, nil, edits)
 	leg.Header = []Field{{Name: "Content-Type", Value: "application/json"}, {Name: "X-Request-Id", Value: a.LegID}}
 	return []Cleanup{{
 		Phase: abi.Decode, AnyTarget: true, Hosts: []string{text(params, "remote_host")},

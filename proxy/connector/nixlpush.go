@@ -43,9 +43,7 @@ func (p nixlPush) Pairable(r *openai.Request) error {
 
 // Prefill requests one token, as NIXL's leg in pull mode does.
 func (nixlPush) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	leg, err := vllmPrefill(a, dst, append(appendTransferID(make([]byte, 0, 256), a), nixlPrefill[1:]...))
-	leg.Header = vllmHeader(a.LegID, a.Prefill)
-	return leg, err
+	return vllmPrefill(a, a.LegID, dst, append(appendTransferID(make([]byte, 0, 256), a), nixlPrefill[1:]...))
 }
 
 // appendTransferID appends the start of an object with the transfer's id.
@@ -95,9 +93,7 @@ func (nixlPush) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 // Decode is the client's request with its own limit of tokens: decode generates the
 // first token again.
 func (p nixlPush) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
-	leg, err := vllmDecode(a, dst, p.decodeParams(a))
-	leg.Header = vllmHeader(a.LegID, a.Decode)
-	return leg, err
+	return vllmDecode(a, a.LegID, dst, p.decodeParams(a))
 }
 
 // Defers: prefill keeps its blocks until decode has registered, or until their lease

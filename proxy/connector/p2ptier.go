@@ -43,9 +43,7 @@ func (p2pTier) Compatible(p, d *engine.Facts) error {
 // Prefill requests one token, and makes prefill keep the KV under the transfer's id.
 func (p2pTier) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	b := append(make([]byte, 0, 96), `{"remote_decoder":{"kv_request_id":`...)
-	leg, err := vllmPrefill(a, dst, append(openai.AppendQuoted(b, transferID(a)), "}}"...))
-	leg.Header = vllmHeader(a.LegID, a.Prefill)
-	return leg, err
+	return vllmPrefill(a, a.LegID, dst, append(openai.AppendQuoted(b, transferID(a)), "}}"...))
 }
 
 // ReadPrefill only checks that the prompt was computed: engines answer nothing about
@@ -64,9 +62,7 @@ func (p2pTier) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	b = openai.AppendQuoted(b, transferID(a))
 	b = openai.AppendQuoted(append(b, `,"remote_host":`...), host)
 	b = strconv.AppendInt(append(b, `,"remote_port":`...), int64(port), 10)
-	leg, err := vllmDecode(a, dst, append(b, "}}"...))
-	leg.Header = vllmHeader(a.LegID, a.Decode)
-	return leg, err
+	return vllmDecode(a, a.LegID, dst, append(b, "}}"...))
 }
 
 // Reclaims: prefill's answer has nothing by which blocks could be freed.

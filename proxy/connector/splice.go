@@ -53,14 +53,8 @@ func plain(a *Attempt, dst []byte) Leg {
 
 // isObject reports whether raw is a JSON object, judging by its first byte.
 func isObject(raw []byte) bool {
-	for _, c := range raw {
-		switch c {
-		case ' ', '\n', '\t', '\r':
-			continue
-		}
-		return c == '{'
-	}
-	return false
+	c := openai.Cursor{Text: raw}
+	return c.Peek() == '{'
 }
 
 // lone returns the only element of a prompt list of length one. Engines treat ["x"]

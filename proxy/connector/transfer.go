@@ -36,7 +36,7 @@ const (
 	paramBlocks // see blockIDs
 )
 
-// typeOf returns the type of a member of vLLM's kv_transfer_params or TensorRT-LLM's
+// paramTypes are the types of the members of vLLM's kv_transfer_params and TensorRT-LLM's
 // disaggregated_params, at any depth. An engine tests some members by Python's truth
 // rules, so a value of another type could be taken for true or false.
 //
@@ -45,39 +45,44 @@ const (
 // (request_finished; ports are strings if they are configured as strings),
 // lmcache_integration/vllm_v1_adapter.py. In TensorRT-LLM: serve/openai_protocol.py,
 // DisaggregatedParams (ctx_info_endpoint is a list in GET /server_info).
-func typeOf(key string) paramType {
-	switch key {
-	case "do_remote_prefill", "do_remote_decode", "remote_dp_rank_override", "is_request_leader":
-		return paramBool
-	case "remote_engine_id", "remote_request_id", "transfer_id", "transfer_mode", "kv_request_id",
-		"request_type", "encoded_opaque_state", "conversation_id":
-		return paramText
-	case "remote_host", "remote_bootstrap_addr":
-		return paramHost
-	case "ctx_info_endpoint", "remote_hosts":
-		return paramHosts
-	case "tp_size", "pp_size", "dcp_size", "pcp_size", "remote_tp_size", "remote_pp_size", "remote_dp_size", "remote_dp_size_local",
-		"remote_dp_rank", "remote_num_tokens", "remote_prefill_cached_tokens", "remote_block_size", "num_lmcache_extra_cached_tokens":
-		return paramCount
-	case "ctx_request_id", "disagg_request_id", "ctx_dp_rank", "schedule_style", "first_tok":
-		return paramInt
-	case "remote_blocks_expiry_time":
-		return paramNumber
-	case "remote_port":
-		return paramPort
-	case "remote_handshake_port", "remote_notify_port":
-		return paramDigits
-	case "first_gen_tokens", "draft_tokens", "first_token_ids":
-		return paramInts
-	case "first_gen_log_probs", "first_gen_logits":
-		return paramList
-	case "ctx_usage", "remote_prefiller", "remote_decoder", "remote_kv_source":
-		return paramObject
-	case "remote_block_ids":
-		return paramBlocks
-	}
-	return paramAny
+var paramTypes = map[string]paramType{
+	"do_remote_prefill": paramBool, "do_remote_decode": paramBool,
+	"remote_dp_rank_override": paramBool, "is_request_leader": paramBool,
+
+	"remote_engine_id": paramText, "remote_request_id": paramText, "transfer_id": paramText,
+	"transfer_mode": paramText, "kv_request_id": paramText, "request_type": paramText,
+	"encoded_opaque_state": paramText, "conversation_id": paramText,
+
+	"remote_host": paramHost, "remote_bootstrap_addr": paramHost,
+	"ctx_info_endpoint": paramHosts, "remote_hosts": paramHosts,
+
+	"tp_size": paramCount, "pp_size": paramCount, "dcp_size": paramCount, "pcp_size": paramCount,
+	"remote_tp_size": paramCount, "remote_pp_size": paramCount, "remote_dp_size": paramCount,
+	"remote_dp_size_local": paramCount, "remote_dp_rank": paramCount, "remote_num_tokens": paramCount,
+	"remote_prefill_cached_tokens": paramCount, "remote_block_size": paramCount,
+	"num_lmcache_extra_cached_tokens": paramCount,
+
+	"ctx_request_id": paramInt, "disagg_request_id": paramInt, "ctx_dp_rank": paramInt,
+	"schedule_style": paramInt, "first_tok": paramInt,
+	"remote_blocks_expiry_time": paramNumber,
+
+	"remote_port":           paramPort,
+	"remote_handshake_port": paramDigits, "remote_notify_port": paramDigits,
+
+	"first_gen_tokens": paramInts, "draft_tokens": paramInts, "first_token_ids": paramInts,
+	"first_gen_log_probs": paramList, "first_gen_logits": paramList,
+	"ctx_usage": paramObject, "remote_prefiller": paramObject, "remote_decoder": paramObject,
+	"remote_kv_source": paramObject,
+	"remote_block_ids": paramBlocks,
 }
+
+// firstBytes are the bytes with which a value of a type may begin, for the types without lists.
+var firstBytes = [...]string{
+	paramBool: "tf", paramText: `"`, paramHost: `"`, paramCount: digits, paramInt: "-" + digits,
+	paramNumber: "-" + digits, paramPort: digits, paramDigits: `"` + digits, paramObject: "{",
+}
+
+const digits = "0123456789"
 
 // fits reports whether a value that Walk passed has the type. lists is the number of
 // arrays of the member that contain the value.
@@ -96,39 +101,18 @@ func (t paramType) fits(lists int, value []byte) bool {
 		return c == '[' && lists == 0 || lists == 1 && isInt(value)
 	case t == paramHosts:
 		return c == '[' && lists == 0 || lists <= 1 && c == '"'
-	case lists > 0:
+	case lists > 0 || strings.IndexByte(firstBytes[t], c) < 0:
 		return false
-	}
-	switch t {
-	case paramBool:
-		return c == 't' || c == 'f'
-	case paramText, paramHost:
-		return c == '"'
-	case paramCount:
-		return isInt(value) && c != '-'
-	case paramInt:
+	case t == paramCount || t == paramInt:
 		return isInt(value)
-	case paramNumber:
-		return c == '-' || c-'0' <= 9
-	case paramPort:
-		return c != '"' && portOf(value) != 0
-	case paramDigits:
+	case t == paramPort || t == paramDigits:
 		return portOf(value) != 0
-	case paramObject:
-		return c == '{'
-	}
-	return false
-}
-
-// isInt reports whether a scanned scalar is a number without fraction and exponent.
-func isInt(value []byte) bool {
-	for i, c := range value {
-		if c-'0' > 9 && (c != '-' || i > 0) {
-			return false
-		}
 	}
 	return true
 }
+
+// isInt reports whether a scanned value is a number without fraction and exponent.
+func isInt(value []byte) bool { return len(bytes.Trim(value, "-"+digits)) == 0 }
 
 // portOf returns the port in value, a number or a string; 0 if it is none.
 func portOf(value []byte) int {
@@ -147,20 +131,8 @@ func portOf(value []byte) int {
 // valid JSON.
 func blockIDs(raw []byte) bool {
 	depth, flat, grouped := 0, false, false
-	for i := 0; i < len(raw); {
+	for i := 0; i < len(raw); i++ {
 		switch c := raw[i]; {
-		case c-'0' <= 9:
-			for i++; i < len(raw) && raw[i]-'0' <= 9; i++ {
-			}
-			flat = flat || depth == 1
-			continue
-		case c == '"':
-			for i++; i < len(raw) && raw[i] != '"'; i++ {
-				if raw[i] == '\\' {
-					i++
-				}
-			}
-			flat = flat || depth == 1
 		case c == '[':
 			depth++
 			grouped = grouped || depth == 2
@@ -168,14 +140,22 @@ func blockIDs(raw []byte) bool {
 			if depth--; depth == 0 {
 				return !flat || !grouped
 			}
+		case c-'0' <= 9:
+			flat = flat || depth == 1
+		case c == '"':
+			for i++; i < len(raw) && raw[i] != '"'; i++ {
+				if raw[i] == '\\' {
+					i++
+				}
+			}
+			flat = flat || depth == 1
 		case c == ',' || c == ' ' || c == '\n' || c == '\t' || c == '\r':
-		default: // anything else, also the rest of a number with a fraction
+		default: // anything else, also a sign, a fraction or an exponent
 			return false
 		}
 		if depth > 2 {
 			return false
 		}
-		i++
 	}
 	return false
 }
@@ -195,7 +175,7 @@ func checkParams(raw []byte, holder, peer *engine.Instance) (own bool, err error
 	own = holder != nil
 	c := openai.Cursor{Text: raw}
 	c.Walk("", 0, func(key string, lists int, value []byte) bool {
-		t := typeOf(key)
+		t := paramTypes[key]
 		switch {
 		case err != nil:
 		case !t.fits(lists, value):
@@ -227,7 +207,7 @@ func Hosts(key string, raw []byte, visit func(host string) bool) bool {
 	all := true
 	c := openai.Cursor{Text: raw}
 	c.Walk(key, 0, func(key string, _ int, value []byte) bool {
-		t := typeOf(key)
+		t := paramTypes[key]
 		if host, named := hostIn(key, t, value); all && named {
 			all = visit(host)
 		}
@@ -241,15 +221,13 @@ func Hosts(key string, raw []byte, visit func(host string) bool) bool {
 // under a key about hosts may also be an address: the host is then "".
 func hostIn(key string, t paramType, value []byte) (host string, named bool) {
 	c := value[0]
-	if number := c == '-' || c-'0' <= 9; !number && c != '"' {
-		return "", false
-	}
-	about := t == paramHost || t == paramHosts || t == paramAny && aboutHosts(key)
-	if c != '"' {
+	number := c == '-' || c-'0' <= 9
+	about := t == paramHost || t == paramHosts || t == paramAny && (number || c == '"') && aboutHosts(key)
+	switch {
+	case number:
 		return "", about
-	}
-	if !about && !bytes.ContainsAny(value, `:.\`) {
-		return "", false // such a string is never an address
+	case c != '"' || !about && !bytes.ContainsAny(value, `:.\`): // such a string is never an address
+		return "", false
 	}
 	text, _ := openai.String(value)
 	if text == "" || !about && !isAddress(text) && (key != "remote_engine_id" || !hasPort(text)) {

@@ -174,25 +174,27 @@ func (nixl) Unfit(r *openai.Request, prefill *engine.Facts) (sure bool, err erro
 		"'tool_choice' forces a tool call, on which prefill engines of this release fail, and no engine here serves the request whole.")
 }
 
-// vllmHeader returns the header lines of a leg to a vLLM engine: the request id, which
-// both legs of an attempt share, and the placed rank.
-func vllmHeader(legID string, t engine.Target) []Field {
+// vllmHeader returns the header lines of a leg to a vLLM engine: the request id and the
+// placed rank.
+func vllmHeader(id string, t engine.Target) []Field {
 	fields := make([]Field, 1, 2)
-	fields[0] = Field{Name: "X-Request-Id", Value: legID}
+	fields[0] = Field{Name: "X-Request-Id", Value: id}
 	if t.Spec.Ranks > 1 {
 		fields = append(fields, rankField(t.Rank))
 	}
 	return fields
 }
 
-// vllmLeg returns the leg of a's body with the edits applied and the client's PD fields
-// cut out. Anthropic's routes are the only ones that reject a body without a model
+// vllmLeg returns a leg to t with a's body after the edits, without the client's PD fields.
+// Both legs of an attempt have the same request id. Anthropic's routes are the only ones that reject a body without a model
 // (anthropic/protocol.py).
-func vllmLeg(a *Attempt, dst []byte, edits []openai.Edit) Leg {
+func vllmLeg(a *Attempt, id string, t engine.Target, dst []byte, edits []openai.Edit) Leg {
 	if a.Request.API.Anthropic() && !a.Request.HasModel {
 		edits = append(edits, modelNamed(a))
 	}
-	return spliced(a, dst, edits)
+	leg := spliced(a, dst, edits)
+	leg.Header = vllmHeader(id, t)
+	return leg
 }
 
 // vllmSamplingParams returns the sampling_params of a tokens-in, tokens-out leg with

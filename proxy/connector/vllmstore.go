@@ -25,9 +25,7 @@ func (vllmStore) Compatible(_, _ *engine.Facts) error { return nil }
 
 // Prefill requests one token, which no client sees.
 func (vllmStore) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	leg, err := vllmPrefill(a, dst, nil)
-	leg.Header = vllmHeader(a.LegID, a.Prefill)
-	return leg, err
+	return vllmPrefill(a, a.LegID, dst, nil)
 }
 
 // ReadPrefill only checks that the prompt was computed.

@@ -76,7 +76,6 @@ type exchange struct {
 	client   downstream.Client
 	req      openai.Request
 	prompt   prompt.Prompt
-	matched  bool // prompt has facts of the request
 	placing  placing
 	journal  journal.Journal
 	env      attempt.Env
@@ -158,9 +157,8 @@ func (x *exchange) reset() {
 	x.admitted = admission.Place{}
 	x.picker, x.observed, x.changes = nil, sidecar.ObservedWriter{}, nil
 	x.env.Reset()
-	if x.matched {
+	if x.prompt.Used {
 		x.prompt.Reset()
-		x.matched = false
 	}
 	x.line = recording.Line{}
 	x.account = account{}

@@ -175,7 +175,6 @@ func (x *exchange) describe() error {
 		ask.Aggregate = abi.RoleDecode // every engine can answer; keep the prefill engines free for prompts
 	} else {
 		if needs&(abi.NeedBlocks|abi.NeedConversation) != 0 {
-			x.matched = true
 			if err := x.run.Prompts.Match(e.Context, &x.prompt, e.Source(), ask); err != nil {
 				return err
 			}

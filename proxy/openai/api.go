@@ -85,13 +85,18 @@ var routes = [...]struct{ name, path string }{
 // APIFor returns the API of a request path; ok is false for any other path. The match
 // is exact: a trailing slash makes another path.
 func APIFor(path string) (api API, ok bool) {
-	for i, r := range routes[1:EngineRoute] {
-		if r.path == path {
-			return API(i + 1), true
-		}
-	}
-	return 0, false
+	api, ok = apis[path]
+	return api, ok
 }
+
+// apis is indexed by the path of a route.
+var apis = func() map[string]API {
+	m := make(map[string]API)
+	for i, r := range routes[1:EngineRoute] {
+		m[r.path] = API(i + 1)
+	}
+	return m
+}()
 
 // String returns the short lower-case name for logs and metric labels. Routes that differ
 // only in their version have one name.
@@ -132,9 +137,13 @@ func (a API) TakesForm() bool {
 // every other type, and a body without a type, to any server without asking the server first. The
 // error is an *Error with status 415.
 func CheckContentType(api API, contentType string) error {
+	if contentType == "application/json" {
+		return nil
+	}
 	media, _, _ := strings.Cut(contentType, ";")
 	media = strings.ToLower(strings.TrimSpace(media))
-	if media == "application/json" || strings.HasPrefix(media, "application/") && strings.HasSuffix(media, "+json") || api.TakesForm() && isForm(contentType) {
+	ofJSON := media == "application/json" || strings.HasPrefix(media, "application/") && strings.HasSuffix(media, "+json")
+	if ofJSON || api.TakesForm() && isForm(contentType) {
 		return nil
 	}
 	text := "Unsupported Media Type: Only 'application/json' is allowed"
@@ -190,45 +199,16 @@ func (f forms) String() string {
 	return strings.Join(names, " or ")
 }
 
-// promptForms returns the forms in which a field may be the prompt of an API; none if
-// it is not the prompt there.
-func promptForms(api API, field string) forms {
-	switch field {
-	case "prompt":
-		switch api {
-		case Completions:
-			return text | texts | tokenIDs | tokenLists
-		case Tokenize:
-			return text
-		}
-	case "messages":
-		switch api {
-		case Chat, Messages, CountTokens, Tokenize, Embeddings: // the last two only in vLLM
-			return messages
-		}
-	case "input":
-		switch api {
-		case Responses:
-			return text | messages
-		case Embeddings:
-			return text | texts | tokenIDs | tokenLists
-		}
-	case "text":
-		if api == Generate {
-			return text | texts
-		}
-	case "input_ids":
-		if api == Generate {
-			return tokenIDs | tokenLists
-		}
-	case "token_ids":
-		if api == VLLMGenerate {
-			return tokenIDs
-		}
-	case "tokens":
-		if api == Detokenize {
-			return tokenIDs
-		}
-	}
-	return 0
+// promptForms has the members that may be the prompt of an API, with the forms of each.
+var promptForms = [EngineRoute + 1]map[string]forms{
+	Completions:  {"prompt": text | texts | tokenIDs | tokenLists},
+	Chat:         {"messages": messages},
+	Responses:    {"input": text | messages},
+	Messages:     {"messages": messages},
+	Generate:     {"text": text | texts, "input_ids": tokenIDs | tokenLists},
+	VLLMGenerate: {"token_ids": tokenIDs},
+	Embeddings:   {"input": text | texts | tokenIDs | tokenLists, "messages": messages}, // messages only in vLLM
+	Tokenize:     {"prompt": text, "messages": messages},                                // messages only in vLLM
+	Detokenize:   {"tokens": tokenIDs},
+	CountTokens:  {"messages": messages},
 }

@@ -130,17 +130,18 @@ func (r *Request) HoldsAnswer() (holds, known bool) {
 // reasoning.
 func isAnswer(c Cursor) (answer bool) {
 	for c.Open('{'); c.Next('}'); {
-		key := c.Key
+		key := unescapedName(c.Key)
 		if c.Peek() != '"' {
 			c.Skip()
 			continue
 		}
 		text := c.Quoted()
-		if keyEqual(key, "role") {
-			return keyEqual(text, "assistant") || keyEqual(text, "tool") || keyEqual(text, "function")
-		}
-		if keyEqual(key, "type") {
-			answer = !keyEqual(text, "message")
+		switch key {
+		case "role":
+			role := unescapedName(text)
+			return role == "assistant" || role == "tool" || role == "function"
+		case "type":
+			answer = unescapedName(text) != "message"
 		}
 	}
 	return answer
@@ -159,16 +160,16 @@ func (r *Request) Opening() []byte {
 	for c.Open('['); c.Next(']'); {
 		var role, content []byte
 		for c.Open('{'); c.Next('}'); {
-			switch key := c.Key; {
-			case keyEqual(key, "role"):
+			switch unescapedName(c.Key) {
+			case "role":
 				role = c.Skip()
-			case keyEqual(key, "content"):
+			case "content":
 				content = c.Skip()
 			default:
 				c.Skip()
 			}
 		}
-		if len(role) > 1 && keyEqual(role[1:len(role)-1], "user") && content != nil {
+		if len(role) > 1 && unescapedName(role[1:len(role)-1]) == "user" && content != nil {
 			return content
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"iter"
 	"strconv"
-	"strings"
 	"unsafe"
 )
 
@@ -60,7 +59,7 @@ func Find(raw []byte, path ...string) (value []byte, ok bool) {
 		switch c.Peek() {
 		case '{':
 			for c.Open('{'); !found && c.Next('}'); {
-				if found = keyEqual(c.Key, step); !found {
+				if found = unescapedName(c.Key) == step; !found {
 					c.Skip()
 				}
 			}
@@ -158,15 +157,6 @@ func (c *Cursor) Next(bracket byte) bool {
 	return false
 }
 
-// name returns the unescaped Key. It copies only a key with escapes. If such a key is longer than
-// maxEscaped, name returns it as written, because no field has such a long name.
-func (c *Cursor) name() string {
-	if bytes.IndexByte(c.Key, '\\') >= 0 && len(c.Key) <= maxEscaped {
-		return unescapedText(c.Key)
-	}
-	return unsafe.String(unsafe.SliceData(c.Key), len(c.Key))
-}
-
 // Quoted reads a string and returns it raw, without its quotes.
 func (c *Cursor) Quoted() []byte {
 	if c.Peek() == '"' && !c.Bad {
@@ -242,25 +232,19 @@ func (c *Cursor) Walk(key string, lists int, visit func(key string, lists int, v
 		}
 	default:
 		for c.Open('{'); c.Next('}'); {
-			c.Walk(c.name(), 0, visit)
+			c.Walk(unescapedName(c.Key), 0, visit)
 		}
 	}
 }
 
-// keyEqual compares a raw key without its quotes with an unescaped one.
-func keyEqual(key []byte, want string) bool {
-	if bytes.IndexByte(key, '\\') < 0 {
-		return string(key) == want
+// unescapedName returns the text of a name between its quotes. It copies only a name with escapes. If
+// such a name is longer than maxEscaped, it is returned as written, because no field and no value
+// that the proxy knows is as long.
+func unescapedName(raw []byte) string {
+	if bytes.IndexByte(raw, '\\') >= 0 && len(raw) <= maxEscaped {
+		return unescapedText(raw)
 	}
-	for len(key) > 0 {
-		var text [4]byte
-		n := 0
-		if n, key = unescapeFirst(&text, key); n == 0 || !strings.HasPrefix(want, string(text[:n])) {
-			return false
-		}
-		want = want[n:]
-	}
-	return want == ""
+	return unsafe.String(unsafe.SliceData(raw), len(raw))
 }
 
 func skipSpace(b []byte, i int) int {

@@ -233,7 +233,7 @@ func AppendEdited(dst, raw []byte, edits ...Edit) []byte {
 		}
 	}
 	for c.Next('}') {
-		at, e := c.key, editOf(edits, c.name())
+		at, e := c.key, editOf(edits, unescapedName(c.Key))
 		value := c.Skip()
 		s.member(e, at, c.at-len(value), c.at)
 	}

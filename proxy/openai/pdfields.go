@@ -172,7 +172,7 @@ func (s *splicer) cut(c *Cursor, keep string) {
 		outer := s.kept
 		s.kept = 0
 		for c.Open('{'); c.Next('}'); {
-			at, name := c.key, c.name()
+			at, name := c.key, unescapedName(c.Key)
 			switch {
 			case keep != "" && name == keep:
 				c.Skip()

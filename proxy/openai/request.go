@@ -174,7 +174,7 @@ func (r *Request) read(i int) (err error) {
 	case "stream_options":
 		err = r.readStreamOptions(m, v)
 	case "prompt", "messages", "input", "text", "input_ids", "token_ids", "tokens":
-		if allowed := promptForms(r.API, key); allowed != 0 {
+		if allowed := promptForms[r.API][key]; allowed != 0 {
 			err = r.readPrompt(key, m, allowed)
 		}
 	case "sampling_params":
@@ -314,19 +314,16 @@ const most = math.MaxInt32
 
 // readCount reads a whole number of at least least, written without fraction and exponent.
 func readCount(field string, v []byte, least int64) (int64, error) {
-	first := 0
-	if v[0] == '-' {
-		first = 1
-	}
-	if digits(v, first) != len(v) {
-		return 0, mistyped(field, "an integer")
-	}
 	n, ok := Int64(v)
-	if first == 1 && !ok || ok && n < least {
+	if ok && n >= least && n <= most {
+		return n, nil
+	}
+	negative := v[0] == '-'
+	switch {
+	case len(bytes.Trim(v, "-0123456789")) > 0:
+		return 0, mistyped(field, "an integer")
+	case negative || ok && n < least:
 		return 0, below(field, least)
 	}
-	if !ok || n > most {
-		return 0, above(field)
-	}
-	return n, nil
+	return 0, above(field)
 }

@@ -48,20 +48,21 @@ func (r *Request) readSampling(c *Cursor) (err error) {
 		limit, least = "max_new_tokens", 0
 	}
 	for c.Open('{'); err == nil && c.Next('}'); {
+		key := unescapedName(c.Key)
 		value, n := c.Skip(), int64(0)
 		switch {
 		case IsNull(value):
-		case keyEqual(c.Key, limit):
+		case key == limit:
 			n, err = readCount("sampling_params."+limit, value, least)
 			r.MaxTokens = max(r.MaxTokens, n)
-		case keyEqual(c.Key, "n"):
+		case key == "n":
 			n, err = readCount("sampling_params.n", value, 1)
 			r.N = max(r.N, n)
-		case keyEqual(c.Key, "extra_args"):
+		case key == "extra_args":
 			err = checkPDHolder("sampling_params.extra_args", value)
-		case keyEqual(c.Key, "vllm_xargs"):
+		case key == "vllm_xargs":
 			err = checkPDHolder("sampling_params.vllm_xargs", value)
-		case keyEqual(c.Key, "logits_processors"):
+		case key == "logits_processors":
 			r.EngineField = "sampling_params.logits_processors"
 		}
 	}

@@ -2,9 +2,7 @@ package openai
 
 import (
 	"bytes"
-	"encoding/binary"
 	"hash/maphash"
-	"math/bits"
 	"slices"
 )
 
@@ -82,7 +80,6 @@ func (s *scanner) value(i, depth int) (int, kind) {
 	if i >= len(s.b) {
 		return s.fail(i, "unexpected end"), 0
 	}
-	word, k := "null", kindNull
 	switch s.b[i] {
 	case '"':
 		i, _ = s.str(i)
@@ -91,19 +88,22 @@ func (s *scanner) value(i, depth int) (int, kind) {
 		return s.object(i, depth, nil), kindObject
 	case '[':
 		return s.array(i, depth), kindArray
-	case 't':
-		word, k = "true", kindBool
-	case 'f':
-		word, k = "false", kindBool
-	case 'n':
-	default:
+	}
+	word := words[s.b[i]]
+	if word == "" {
 		return s.number(i)
 	}
 	if len(s.b)-i < len(word) || string(s.b[i:i+len(word)]) != word {
 		return s.fail(i, "not a value"), 0
 	}
-	return i + len(word), k
+	if word == "null" {
+		return i + len(word), kindNull
+	}
+	return i + len(word), kindBool
 }
+
+// words are the values that are neither strings nor numbers, by their first bytes.
+var words = [256]string{'t': "true", 'f': "false", 'n': "null"}
 
 // object reads the object that opens at i. If top is set, it stores the members there.
 func (s *scanner) object(i, depth int, top *Object) int {
@@ -223,10 +223,8 @@ func (s *scanner) array(i, depth int) int {
 // pairwise. The keys of a larger object are sorted once, by hashes.
 const pairwiseKeys = 32
 
-// keyRef is one key of an object that is still open: 32 bits that are equal for equal keys of
-// the object, and the index of the key's opening quote. The bits are a fingerprint in an object
-// of at most pairwiseKeys keys, otherwise a hash. A key costs a scan 8 bytes, and the shortest
-// member has 5 bytes in the body.
+// keyRef is one key of an object that is still open: 32 bits of its hash, and the index of its
+// opening quote. A key costs a scan 8 bytes, and the shortest member has 5 bytes in the body.
 type keyRef uint64
 
 const keySize = 8 // bytes of a keyRef
@@ -262,22 +260,13 @@ func (s *scanner) addKey(i, first int, top bool) (end int, escaped bool) {
 	if end, escaped = s.str(i); end < 0 {
 		return -1, escaped
 	}
-	k, key := keyRef(i), s.b[i+1:end-1]
-	if open := s.keys[first:]; len(open) < pairwiseKeys {
-		k |= keyRef(fingerprint(key, escaped)) << 32
+	k := keyRef(hashKey(s.b[i+1:end-1], escaped))<<32 | keyRef(i)
+	if open := s.keys[first:]; len(open) < pairwiseKeys { // else distinct compares them
 		for _, o := range open {
 			if (o^k)>>32 == 0 && s.sameKey(o, k) {
 				return s.duplicate(k, top, i), escaped
 			}
 		}
-	} else {
-		if len(open) == pairwiseKeys {
-			for n, o := range open {
-				name := s.key(o)
-				open[n] = keyRef(hashKey(name, bytes.IndexByte(name, '\\') >= 0))<<32 | o&(1<<32-1)
-			}
-		}
-		k |= keyRef(hashKey(key, escaped)) << 32
 	}
 	switch n := len(s.keys); n {
 	case maxKeys:
@@ -338,46 +327,6 @@ func (s *scanner) sameKey(j, k keyRef) bool {
 		}
 	}
 	return len(a) == len(b)
-}
-
-// fingerprint is cheap to compute: it depends on the length n of the unescaped key, on its first
-// eight bytes (four, if the key has fewer than eight) and on its last four.
-func fingerprint(key []byte, escaped bool) uint32 {
-	n, first, final := len(key), uint64(0), uint32(0)
-	switch {
-	case escaped:
-		n, first, final = escapedEnds(key)
-	case n >= 8:
-		first, final = binary.LittleEndian.Uint64(key), binary.LittleEndian.Uint32(key[n-4:])
-	case n >= 4:
-		first, final = uint64(binary.LittleEndian.Uint32(key)), binary.LittleEndian.Uint32(key[n-4:])
-	default:
-		for i, c := range key {
-			first |= uint64(c) << (8 * i)
-		}
-		final = uint32(first) << (32 - 8*n)
-	}
-	return uint32(n)<<24 ^ uint32(first) ^ bits.RotateLeft32(uint32(first>>32), 13) ^ bits.RotateLeft32(final, 7)
-}
-
-// escapedEnds returns what fingerprint reads of a key with escapes.
-func escapedEnds(key []byte) (n int, first uint64, final uint32) {
-	for len(key) > 0 {
-		var text [4]byte
-		size := 0
-		size, key = unescapeFirst(&text, key)
-		for _, c := range text[:size] {
-			if n < 8 {
-				first |= uint64(c) << (8 * n)
-			}
-			final = final>>8 | uint32(c)<<24
-			n++
-		}
-	}
-	if n < 8 {
-		first &= 1<<32 - 1
-	}
-	return n, first, final
 }
 
 // hashKey hashes the unescaped text of a key.

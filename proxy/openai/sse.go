@@ -148,6 +148,9 @@ func (s *EventScanner) Held() int { return cap(s.held) + cap(s.spare) }
 // Usage returns the numbers of the stream's last usage object, completed by those of
 // the first one (a messages stream has one at each end). ok is false if there was none.
 func (s *EventScanner) Usage() (u Usage, ok bool) {
+	if s.Usages == 0 {
+		return noUsage, false
+	}
 	u = usageOf(s.usage[1])
 	first := usageOf(s.usage[0])
 	if u.Prompt < 0 {

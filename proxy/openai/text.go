@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/bits"
+	"strconv"
 	"unicode/utf8"
 	"unsafe"
 )
@@ -234,28 +235,12 @@ func unescapedText(body []byte) string {
 // Int64 returns the number in a raw JSON value. ok is false unless it is an integer,
 // written without fraction and exponent, that fits.
 func Int64(raw []byte) (n int64, ok bool) {
-	digits, negative := raw, len(raw) > 0 && raw[0] == '-'
-	if negative {
-		digits = raw[1:]
-	}
-	if len(digits) == 0 || len(digits) > 1 && digits[0] == '0' {
+	digits := bytes.TrimPrefix(raw, []byte{'-'})
+	if len(digits) == 0 || digits[0] == '+' || digits[0] == '0' && len(digits) > 1 {
 		return 0, false
 	}
-	for _, c := range digits {
-		d := int64(c) - '0'
-		// Counted down, because negative numbers reach one further.
-		if d < 0 || d > 9 || n < (-1<<63+d)/10 {
-			return 0, false
-		}
-		n = n*10 - d
-	}
-	if !negative {
-		if n == -1<<63 {
-			return 0, false
-		}
-		n = -n
-	}
-	return n, true
+	n, err := strconv.ParseInt(string(raw), 10, 64)
+	return n, err == nil
 }
 
 // Bool returns the value of a raw JSON boolean. ok is false for any other value.
@@ -341,28 +326,21 @@ func unescaped(c byte) byte {
 func AppendQuoted(dst []byte, s string) []byte {
 	const hex = "0123456789abcdef"
 	dst = append(dst, '"')
-	for i := 0; i < len(s); {
-		if c := s[i]; c < utf8.RuneSelf {
-			i++
-			switch {
-			case c == '"' || c == '\\':
-				dst = append(dst, '\\', c)
-			case c == '\n':
-				dst = append(dst, `\n`...)
-			case c == '\r':
-				dst = append(dst, `\r`...)
-			case c == '\t':
-				dst = append(dst, `\t`...)
-			case c < 0x20:
-				dst = append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
-			default:
-				dst = append(dst, c)
-			}
-			continue
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			dst = append(dst, '\\', byte(r))
+		case r == '\n':
+			dst = append(dst, `\n`...)
+		case r == '\r':
+			dst = append(dst, `\r`...)
+		case r == '\t':
+			dst = append(dst, `\t`...)
+		case r < ' ':
+			dst = append(dst, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
+		default:
+			dst = utf8.AppendRune(dst, r)
 		}
-		r, n := utf8.DecodeRuneInString(s[i:])
-		dst = utf8.AppendRune(dst, r)
-		i += n
 	}
 	return append(dst, '"')
 }

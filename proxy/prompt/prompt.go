@@ -64,6 +64,9 @@ type Source struct {
 // time uses a Prompt. After Reset the next request reuses its memory. The zero value is
 // ready.
 type Prompt struct {
+	// Used is set by Match and ExactIDs. Without it there is nothing to drop or to reset.
+	Used bool
+
 	cut    coordinator.Cut
 	ids    []uint32 // token ids that the client sent
 	found  []uint32 // token ids of the prompt from any source; not to be changed
@@ -81,6 +84,7 @@ const maxKept = 64 << 10
 
 // Reset frees memory that is too large to keep for the next request.
 func (p *Prompt) Reset() {
+	p.Used = false
 	p.DropTokenIDs()
 	if cap(p.at) > maxKept {
 		p.at = nil
@@ -111,6 +115,7 @@ func (p *Prompt) TokenIDs() []uint32 { return p.found }
 // are unknown is placed without its blocks. The error reports that there is no memory for the token
 // ids. The facts are valid until the body is freed.
 func (m *Matcher) Match(ctx context.Context, p *Prompt, s Source, ask *coordinator.PlacementRequest) error {
+	p.Used = true
 	m.o.Coordinator.Cut(&p.cut, s.Request.Model)
 	lora := s.Request.LoRA()
 	if lora == "" {

@@ -18,6 +18,7 @@ func (m *Matcher) ExactIDs(ctx context.Context, p *Prompt, s Source, ask bool) [
 		if !ask && s.Request.Prompt != openai.PromptTokens && s.Request.Prompt != openai.PromptTokenLists {
 			return nil
 		}
+		p.Used = true
 		m.o.Coordinator.Cut(&p.cut, s.Request.Model)
 		p.found, _ = m.tokenIDs(ctx, p, s) // there are none without memory for them
 	}
