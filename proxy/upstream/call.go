@@ -56,8 +56,8 @@ type call struct {
 	phase      phase     // guarded by mu
 	follows    bool      // guarded by mu; the socket is locked while Each uses a piece
 	ended      error     // why ctx ended, or ErrUnwanted; guarded by mu
-	checked    bool      // guarded by mu; the call has a connection and was wanted
-	evicted    bool      // guarded by mu; the call was evicted and must end
+	checked    bool      // guarded by mu; the call has a connection, and Wanted was asked
+	evicted    bool      // the call was evicted and must end; guarded by mu, and set only with the pool's mu
 	cancelWait func()    // guarded by mu; ends the wait for a connection
 	lingerBy   time.Time // set when the context has ended and the call lingers; guarded by mu
 
@@ -108,13 +108,8 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 	c.conn, c.phase = cn, sending
 	ended := c.ended != nil || c.evicted
 	if !ended { // under mu, so that deadlines of hangUp come later and win
-		if by.Equal(c.headBy) {
-			cn.readTimed = true
-			cn.SetDeadline(by)
-		} else {
-			cn.readDeadline(c.headBy)
-			cn.SetWriteDeadline(by)
-		}
+		cn.readDeadline(c.headBy)
+		cn.SetWriteDeadline(by)
 	}
 	c.mu.Unlock()
 	if ended {
@@ -281,6 +276,17 @@ func (c *call) detach(cn *conn) {
 	c.mu.Unlock()
 	c.client.freeBuffer(cn)
 	cn.abort()
+}
+
+// forget ends a call that a panic has left. cn is its first connection, or nil.
+func (c *call) forget(cn *conn) {
+	if last, _ := c.end(); last != nil {
+		cn = last
+	}
+	if cn != nil {
+		cn.abort()
+	}
+	c.client.pool.give(c, nil)
 }
 
 // fail ends the call with e, and fills in the fields that only the call has. If the context has

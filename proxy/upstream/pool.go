@@ -33,12 +33,12 @@ func (p *pool) take(c *call, limit time.Duration) (*conn, error) {
 	p.calls = append(p.calls, c)
 	c.place = len(p.calls)
 	cn, old := p.pop()
-	if cn == nil && p.maxConns > 0 && p.open >= p.maxConns {
-		place := p.waiters.PushBack(make(chan *conn, 1)) // receives a connection, or nil for a slot
-		p.mu.Unlock()
-		return p.wait(c, place, limit)
-	}
 	if cn == nil {
+		if p.maxConns > 0 && p.open >= p.maxConns {
+			place := p.waiters.PushBack(make(chan *conn, 1)) // receives a connection, or nil for a slot
+			p.mu.Unlock()
+			return p.wait(c, place, limit)
+		}
 		p.open++
 	}
 	p.mu.Unlock()
