@@ -69,10 +69,7 @@ func (c *Counter) View(now time.Time) View {
 		PrefillMicros: c.Prefill.PerToken(), OutputMicros: c.Output.PerToken(),
 	}
 	r := c.last.Load()
-	if r == nil {
-		return v
-	}
-	if r.Every <= 0 {
+	if r == nil || r.Every <= 0 {
 		return v
 	}
 	due := float32(now.Sub(r.At)) / float32(r.Every)
@@ -142,16 +139,10 @@ func (h *Hold) Drop() {
 		return
 	}
 	h.c = nil
-	if h.requests != 0 {
-		c.requests.Add(-h.requests)
-		c.tokens.Add(-h.tokens)
-	}
-	if h.queued != 0 {
-		c.queued.Add(-h.queued)
-	}
-	if h.decode != 0 {
-		c.decode.Add(-h.decode)
-	}
+	c.requests.Add(-h.requests)
+	c.tokens.Add(-h.tokens)
+	c.queued.Add(-h.queued)
+	c.decode.Add(-h.decode)
 }
 
 // After recentTime, the weight of a placement is 1/e. For the target's utilisation this

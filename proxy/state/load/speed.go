@@ -24,8 +24,10 @@ const (
 	// KnownAfter is the number of samples from which a Regression has the usual error of its
 	// weights.
 	KnownAfter = 16
-	// memory is the number of recent samples from which a Speed is computed.
-	memory = 64
+	// memory is the number of recent samples from which a Speed is computed. When a Speed has so
+	// many, one sample changes the fit little: then the fit follows one of every fitEvery samples.
+	memory   = 64
+	fitEvery = 8
 	// outlier bounds the ratio of a sample to its prediction, and its inverse. A sample
 	// beyond it is moved to it, so that one stall changes little and a lasting change still has an effect.
 	outlier = 4
@@ -51,8 +53,8 @@ type Regression struct {
 }
 
 // Learn adds a sample: work with features x took µs. said is the prediction for it, 0 if there
-// was none. memory is the number of recent samples that count. False: the sample is ignored, because it is not finite, not positive or longer than a
-// day.
+// was none. memory is the number of recent samples that count. False: the sample is ignored, because
+// it is not finite, not positive or longer than a day.
 func (r *Regression) Learn(x *Features, took, said float64, memory int) bool {
 	size := 0.0 // squared
 	for _, v := range x {
@@ -187,9 +189,14 @@ func (s *Speed) Measure(tokens int64, took time.Duration) {
 	if s.line.Count >= KnownAfter {
 		said = s.fixed + s.perUnit*x[1]
 	}
-	if !s.line.Learn(&x, float64(took)/float64(time.Microsecond), said, memory) {
-		return
+	known := s.line.Learn(&x, float64(took)/float64(time.Microsecond), said, memory)
+	if known && (s.line.Count <= memory || s.line.Count%fitEvery == 0) {
+		s.solve()
 	}
+}
+
+// solve computes the present fit; mu is held.
+func (s *Speed) solve() {
 	q := &s.line.square
 	mean := q[1][0] / q[0][0]
 	alike := q[1][1]/q[0][0] <= (1+leastSpread*leastSpread)*mean*mean // the variance is small
@@ -210,7 +217,7 @@ func (s *Speed) Fit() Fit {
 	return Fit{PerToken: math.Float32frombits(uint32(fit)), Fixed: math.Float32frombits(uint32(fit >> 32))}
 }
 
-// Follow sets the speed to another process's measurement, until the next measurement here.
+// Follow sets the speed to another process's measurement, until the next fit of measurements here.
 // It ignores an empty fit.
 func (s *Speed) Follow(f Fit) {
 	if f.PerToken > 0 {
