@@ -3,6 +3,7 @@ package attempt
 import (
 	"context"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -75,10 +76,9 @@ type waits struct {
 // send sends one leg and waits for the head of the answer.
 func (a *attempt) send(ctx context.Context, l *leg, shaped *connector.Leg, w waits) (*upstream.Response, error) {
 	env, t := a.env, l.target
+	l.fields = append(l.fields[:0], env.Fields...)
 	if t.IsRemote() {
-		l.fields = appendRemoteFields(l.fields[:0], env.Fields)
-	} else {
-		l.fields = append(l.fields[:0], env.Fields...)
+		l.fields = slices.DeleteFunc(l.fields, staysHere)
 	}
 	if t.APIKey != "" {
 		l.fields = withKey(l.fields, t.Instance)
