@@ -104,15 +104,9 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 	if !c.sendBy.IsZero() && c.sendBy.Before(by) {
 		by = c.sendBy
 	}
-	c.mu.Lock()
-	c.conn, c.phase = cn, sending
-	ended := c.ended != nil || c.evicted
-	if !ended { // under mu, so that deadlines of hangUp come later and win
-		cn.readDeadline(c.headBy)
-		cn.SetWriteDeadline(by)
-	}
-	c.mu.Unlock()
-	if ended {
+	cn.readDeadline(c.headBy)
+	cn.SetWriteDeadline(by) // before enter, so that a deadline of hangUp comes later and wins
+	if !c.enter(cn, sending) {
 		return h, false, &Error{Op: OpWrite}
 	}
 	sent, err := cn.send(m)
@@ -139,8 +133,8 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 	return h, false, nil
 }
 
-// enter begins a phase after sending on cn. It returns false if the context has ended and
-// the call does not linger, or if the call was evicted.
+// enter begins a phase on cn. It returns false if the context has ended, unless the request has been
+// sent and the call lingers, or if the call was evicted.
 func (c *call) enter(cn *conn, ph phase) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,7 +142,7 @@ func (c *call) enter(cn *conn, ph phase) bool {
 	switch {
 	case c.ended == nil:
 		return !c.evicted
-	case c.linger == 0:
+	case c.linger == 0 || ph == sending:
 		return false
 	case c.lingerBy.IsZero():
 		c.limitLinger()
@@ -211,7 +205,7 @@ func (c *call) answer(cn *conn, h *head) {
 
 // finish ends the call after the whole answer.
 func (c *call) finish(cn *conn) {
-	c.err = io.EOF
+	c.err, cn.served = io.EOF, true
 	clean := cn.r == cn.w // false: the engine sent bytes after its answer
 	c.client.freeBuffer(cn)
 	first, ended := c.end()
@@ -221,8 +215,6 @@ func (c *call) finish(cn *conn) {
 	if !c.reusable || !clean || ended != nil {
 		cn.abort()
 		cn = nil
-	} else {
-		cn.served = true
 	}
 	c.client.pool.give(c, cn)
 }
