@@ -65,7 +65,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	}
 	a.releaseRequest()
 	l.short = false
-	env.Journal.AnswerBegins(l.Leg)
+	env.Journal.AnswerBegins(&l.Leg)
 	if env.Journal.Span != nil {
 		env.Journal.StreamBegan(env.Request.API, buf.B)
 	}
