@@ -317,10 +317,9 @@ func (c *Client) Close() {
 	if n := c.reserved.Swap(0); n > 0 {
 		c.share.Release(n)
 	}
-	if c.share.Held() > 0 { // the clean-up of a leg still holds the body
-		c.share = nil
+	share := c.share
+	if share.Held() > 0 { // the clean-up of a leg still holds the body
+		share = nil
 	}
-	c.bodies, c.cfg, c.w, c.r = nil, nil, nil, nil
-	c.rc = http.ResponseController{}
-	c.begun, c.cut, c.renewed = false, false, time.Time{}
+	*c = Client{share: share}
 }

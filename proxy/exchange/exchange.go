@@ -72,14 +72,19 @@ func (run *Runner) SetHooks(h attempt.Hooks) {
 // exchange from open to close. close runs exactly once, on every path. Each goroutine that an
 // attempt starts ends before close, or belongs to cleanup.Runner.
 type exchange struct {
+	client  downstream.Client // this and the next five keep their memory for another request
+	req     openai.Request
+	prompt  prompt.Prompt
+	placing placing
+	journal journal.Journal
+	env     attempt.Env
+	current
+}
+
+// current is what an exchange has of one request alone.
+type current struct {
 	run      *Runner
-	client   downstream.Client
-	req      openai.Request
-	prompt   prompt.Prompt
-	matched  bool // prompt has facts of the request
-	placing  placing
-	journal  journal.Journal
-	env      attempt.Env
+	matched  bool                    // prompt has facts of the request
 	gateway  attempt.Gateway         // sends the request instead of this process; nil: this process sends the legs
 	picker   *sidecar.PickerClient   // of an ext_proc picker; nil: none
 	observed sidecar.ObservedWriter  // the answer, if picker is set
@@ -154,15 +159,10 @@ func (x *exchange) reset() {
 		p.route.Reset()
 	}
 	*p = placing{ask: coordinator.PlacementRequest{Excluded: p.ask.Excluded[:0]}, route: p.route}
-	x.run, x.gateway = nil, nil
-	x.admitted = admission.Place{}
-	x.picker, x.observed, x.changes = nil, sidecar.ObservedWriter{}, nil
 	x.env.Reset()
 	if x.matched {
 		x.prompt.Reset()
-		x.matched = false
 	}
-	x.line = recording.Line{}
-	x.account = account{}
 	x.req.Reset()
+	x.current = current{}
 }

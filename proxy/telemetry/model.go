@@ -218,16 +218,16 @@ func (o *Model) Ended(e *Exchange) {
 		}
 	}
 	o.interEvent.sum.Add(int64(e.Intervals.sum))
-	for n, count := range [...]int64{e.Prompt, e.Completion, e.Cached} {
-		if count > 0 {
-			o.tokens[n].Add(float64(count))
-		}
-	}
 	if e.Prompt > 0 {
+		o.tokens[0].Add(float64(e.Prompt))
 		o.promptTokens.Observe(float64(e.Prompt))
 	}
 	if e.Completion > 0 {
+		o.tokens[1].Add(float64(e.Completion))
 		o.outputTokens.Observe(float64(e.Completion))
+	}
+	if e.Cached > 0 {
+		o.tokens[2].Add(float64(e.Cached))
 	}
 	if o.gone.Load() { // WithLabelValues would make a series again
 		return

@@ -140,13 +140,8 @@ func (r *Request) check() error {
 	if r.Method != "" && !isToken(r.Method) {
 		return errBadMethod
 	}
-	if r.Path == "" || r.Path[0] != '/' {
+	if r.Path == "" || r.Path[0] != '/' || !isFieldValue(r.Path) || strings.ContainsAny(r.Path, " \t") {
 		return errBadPath
-	}
-	for i := range len(r.Path) {
-		if c := r.Path[i]; c <= ' ' || c == 0x7f {
-			return errBadPath
-		}
 	}
 	for i := range r.Header {
 		f := &r.Header[i]
