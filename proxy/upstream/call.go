@@ -44,6 +44,7 @@ type call struct {
 	hints          interface{ EarlyHints(fields []Field) }
 	noBody         bool // the request was HEAD
 	sent           bool
+	start          time.Time // when the call had its first connection
 	headBy         time.Time // zero: no limit
 	sendBy         time.Time // zero: no limit
 
@@ -96,8 +97,7 @@ func (c *call) run(cn *conn, m *message) (*Response, error) {
 // exchange sends m on cn and reads the head of the final answer. stale: the engine had
 // closed cn before it could read the request.
 func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
-	start := time.Now()
-	by := start.Add(c.client.opt.WriteTimeout)
+	by := c.start.Add(c.client.opt.WriteTimeout)
 	if !c.headBy.IsZero() && c.headBy.Before(by) {
 		by = c.headBy
 	}
@@ -112,7 +112,7 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 	sent, err := cn.send(m)
 	c.sent = c.sent || sent
 	if err != nil {
-		if c.stale(cn, start, err) {
+		if c.stale(cn, err) {
 			return h, true, &Error{Op: OpWrite, Err: err}
 		}
 		if h, ok := c.early(cn, err); ok {
@@ -128,7 +128,7 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 	}
 	h, answered, err := c.awaitHead(cn)
 	if err != nil {
-		return h, !answered && c.stale(cn, start, err), &Error{Op: OpHead, Err: err}
+		return h, !answered && c.stale(cn, err), &Error{Op: OpHead, Err: err}
 	}
 	return h, false, nil
 }
@@ -234,11 +234,11 @@ func (c *call) end() (cn *conn, ended error) {
 }
 
 // stale reports whether the loss of cn, by err, shows that the engine had closed it
-// before it could read the request sent at start.
-func (c *call) stale(cn *conn, start time.Time, err error) bool {
+// before it could read the request.
+func (c *call) stale(cn *conn, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return cn.served && !(c.once && c.sent) && c.ended == nil && !isTimeout(err) && time.Since(start) < staleWithin
+	return cn.served && !(c.once && c.sent) && c.ended == nil && !isTimeout(err) && time.Since(c.start) < staleWithin
 }
 
 // early reads the answer of an engine that rejected the request before it had read all

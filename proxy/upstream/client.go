@@ -104,8 +104,8 @@ func (cl *client) Do(ctx context.Context, req *Request) (resp *Response, err err
 	} else if cn, err = cl.dial(c); err != nil {
 		return nil, err
 	}
-	if req.HeadTimeout > 0 {
-		c.headBy = time.Now().Add(req.HeadTimeout)
+	if c.start = time.Now(); req.HeadTimeout > 0 {
+		c.headBy = c.start.Add(req.HeadTimeout)
 	}
 	m := cl.newMessage(req)
 	resp, err = c.run(cn, m)
