@@ -3,7 +3,6 @@ package upstream
 import (
 	"io"
 	"math"
-	"strings"
 	"time"
 )
 
@@ -331,9 +330,12 @@ func (f *framing) sizeLine(c byte) error {
 	f.line++
 	switch f.state {
 	case inSize:
-		digit := int64(strings.IndexByte("0123456789abcdefABCDEF", c))
-		if digit >= 16 {
-			digit -= 6
+		digit := int64(-1)
+		switch {
+		case '0' <= c && c <= '9':
+			digit = int64(c - '0')
+		case 'a' <= c|0x20 && c|0x20 <= 'f':
+			digit = int64(c | 0x20 - 'a' + 10)
 		}
 		if digit >= 0 {
 			if f.line > 16 || f.left > math.MaxInt64>>4 {

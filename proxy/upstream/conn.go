@@ -231,9 +231,13 @@ func (h *head) parseStatus(line string) (minor byte, ok bool) {
 	if minor != '0' && minor != '1' || line[len("HTTP/1.1")] != ' ' || reason != "" && reason[0] != ' ' {
 		return 0, false
 	}
-	status, err := strconv.ParseUint(code, 10, 16) // digits only
-	h.status = int(status)
-	return minor, err == nil && status >= 100 && isFieldValue(reason)
+	for i := range len(code) {
+		if code[i] < '0' || code[i] > '9' {
+			return 0, false
+		}
+		h.status = h.status*10 + int(code[i]-'0')
+	}
+	return minor, h.status >= 100 && isFieldValue(reason)
 }
 
 func (h *head) parseField(line string) error {
