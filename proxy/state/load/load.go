@@ -139,10 +139,16 @@ func (h *Hold) Drop() {
 		return
 	}
 	h.c = nil
-	c.requests.Add(-h.requests)
-	c.tokens.Add(-h.tokens)
-	c.queued.Add(-h.queued)
-	c.decode.Add(-h.decode)
+	if h.requests != 0 {
+		c.requests.Add(-h.requests)
+		c.tokens.Add(-h.tokens)
+	}
+	if h.queued != 0 {
+		c.queued.Add(-h.queued)
+	}
+	if h.decode != 0 {
+		c.decode.Add(-h.decode)
+	}
 }
 
 // After recentTime, the weight of a placement is 1/e. For the target's utilisation this
