@@ -134,6 +134,9 @@ func (q *Queue) run(p *Place) {
 	}
 }
 
+// Charged reports whether Leave corrects the expected tokens of the request by the used ones.
+func (p *Place) Charged() bool { return p.charged }
+
 // Leave gives the place back. used is how many tokens the request has used; below 1: as many
 // as were expected. Leave of a zero Place does nothing.
 func (p *Place) Leave(used int64) {

@@ -153,8 +153,7 @@ const (
 // that does not wait has ended when Run returns, even after a panic.
 func Run(env *Env, p *coordinator.Placement) (o Outcome) {
 	a := env.waiting
-	goesOn := a != nil
-	if env.waiting = nil; !goesOn {
+	if env.waiting = nil; a == nil {
 		a = &attempt{
 			env: env, owed: owed{p: p},
 			conn: env.Connector(p.Decode.Spec.Connector),
@@ -172,10 +171,10 @@ func Run(env *Env, p *coordinator.Placement) (o Outcome) {
 			env.waiting, a.failed = a, o.Err
 		}
 	}()
-	if goesOn {
-		o.Err = a.goOn(p)
-	} else {
+	if a.needs == NeedsNothing {
 		o.Err = a.run()
+	} else {
+		o.Err = a.goOn(p)
 	}
 	o.Needs, o.Placement = a.needs, a.p
 	if a.needs == NeedsServing {
@@ -208,7 +207,7 @@ func (a *attempt) run() error {
 	if p.FirstByte > 0 {
 		a.deadline = time.Now().Add(p.FirstByte)
 	}
-	if !env.encoded {
+	if env.Registry.Snapshot().Encoders && !env.encoded {
 		if pool := a.encoderPool(); pool != nil {
 			if err := a.encode(pool); err != nil {
 				return err
@@ -237,7 +236,7 @@ func (a *attempt) chooseFlow(o connector.Ordered) {
 func (a *attempt) joinPair() {
 	if !a.p.Prefill.IsZero() {
 		a.pair = a.env.Registry.Pair(a.p.Prefill, a.p.Decode)
-		a.trial = a.pair.Trial()
+		a.trial = a.env.Registry.PairsInTrouble() && a.pair.Trial()
 		a.fresh = a.pair.Begin()
 	}
 }

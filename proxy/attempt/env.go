@@ -2,6 +2,8 @@ package attempt
 
 import (
 	"context"
+	"encoding/binary"
+	"encoding/hex"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -185,14 +187,12 @@ func NewServices(o Options) *Services {
 // LegID returns a new id for one attempt: 32 lower-case hex digits. The width is fixed
 // because SGLang aborts by prefix. Ids are unique over processes and restarts.
 func (s *Services) LegID() string {
-	var b [32]byte
-	copy(b[:], s.process)
-	n := s.ids.Add(1)
-	for i := 31; i >= 16; i-- {
-		b[i] = "0123456789abcdef"[n&15]
-		n >>= 4
-	}
-	return string(b[:])
+	var id [32]byte
+	var n [8]byte
+	copy(id[:], s.process)
+	binary.BigEndian.PutUint64(n[:], s.ids.Add(1))
+	hex.Encode(id[16:], n[:])
+	return string(id[:])
 }
 
 // warnForeign logs, once for each prefill engine, that its answer names a foreign host.

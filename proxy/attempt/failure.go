@@ -296,16 +296,16 @@ func (a *attempt) legEnded(ctx context.Context, l *leg, err error) error {
 	cause := context.Cause(ctx)
 	switch {
 	case failed && errors.Is(err, upstream.ErrUnwanted):
-		a.env.Journal.LegEnded(l.Leg, "no_decode")
+		a.env.Journal.LegEnded(&l.Leg, "no_decode")
 		f.err = a.noDecode()
 		return f
 	case ctx.Err() != nil && errors.Is(cause, errKVLate):
 		f = l.failedBy(reasonKVLate, 504, errKVLate)
 	case ctx.Err() != nil && (!failed || errors.Is(err, ctx.Err()) || errors.Is(err, cause)):
-		a.env.Journal.LegCancelled(l.Leg)
+		a.env.Journal.LegCancelled(&l.Leg)
 		return cause
 	case !failed: // the client's connection failed, not the engine
-		a.env.Journal.LegEnded(l.Leg, "client")
+		a.env.Journal.LegEnded(&l.Leg, "client")
 		return err
 	}
 	e := a.classify(l, f)
@@ -322,10 +322,10 @@ func (a *attempt) noDecode() error {
 // unless the request, the load, the proxy or the limit of the plan policy is at fault.
 func (a *attempt) legFailed(l *leg, e *Error) {
 	if downstream.OwnFault(e) {
-		a.env.Journal.LegEnded(l.Leg, e.Reason)
+		a.env.Journal.LegEnded(&l.Leg, e.Reason)
 		return
 	}
-	a.env.Journal.LegFailed(l.Leg, e.Reason)
+	a.env.Journal.LegFailed(&l.Leg, e.Reason)
 	if e.Status == 0 && e.Unresponsive.IsZero() {
 		e.Target.ProbeSoon()
 	}

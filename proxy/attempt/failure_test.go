@@ -36,7 +36,7 @@ func TestFailureOfALeg(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			e := (&leg{Leg: &journal.Leg{Phase: abi.Prefill}, target: targetNamed("p0")}).failed(tt.err)
+			e := (&leg{Leg: journal.Leg{Phase: abi.Prefill}, target: targetNamed("p0")}).failed(tt.err)
 			if e.Reason != tt.reason || e.Code != tt.code || e.sent != tt.sent || maybeSent(e) != tt.sent {
 				t.Errorf("got reason %s, code %d, sent %v; want %s, %d, %v", e.Reason, e.Code, e.sent, tt.reason, tt.code, tt.sent)
 			}

@@ -85,7 +85,7 @@ func (a *attempt) observe() error {
 	if err != nil {
 		return a.legEnded(env.Context, l, err)
 	}
-	env.Journal.LegAnswered(l.Leg, head.Status)
+	env.Journal.LegAnswered(&l.Leg, head.Status)
 	o := &observation{a: a, l: l, g: g, head: head, start: env.Request.StreamHead()}
 	o.events.Reasons = env.Journal.Span != nil
 	if head.Other {
@@ -206,7 +206,7 @@ func (o *observation) goOn(p *coordinator.Placement) error {
 	a.p, a.c.Decode = p, p.Decode
 	env.Journal.Placed(p, env.Ask.Request.PromptTokens)
 	o.l = env.beginLeg(abi.Decode, p.Decode, 2, a.c.LegID)
-	env.Journal.LegAnswered(o.l.Leg, o.head.Status)
+	env.Journal.LegAnswered(&o.l.Leg, o.head.Status)
 	return o.begin()
 }
 
@@ -216,7 +216,7 @@ func (o *observation) begin() error {
 	o.a.env.Client.Begin(o.head.Status)
 	if o.head.Hidden && o.ok() {
 		o.a.p.Lease.Answered(o.stream())
-		o.a.env.Journal.AnswerBegins(o.l.Leg)
+		o.a.env.Journal.AnswerBegins(&o.l.Leg)
 	}
 	return o.run()
 }
@@ -275,7 +275,7 @@ func (o *observation) read(chunk []byte) {
 		o.last = now
 	case o.hasBegun(chunk):
 		o.a.p.Lease.Answered(true)
-		env.Journal.AnswerBegins(o.l.Leg)
+		env.Journal.AnswerBegins(&o.l.Leg)
 		o.last = now
 	}
 }
@@ -324,7 +324,7 @@ func (o *observation) ended() {
 		return
 	}
 	a.p.Lease.Answered(false)
-	env.Journal.AnswerBegins(o.l.Leg)
+	env.Journal.AnswerBegins(&o.l.Leg)
 	if u, ok := openai.ParseUsage(o.body); ok {
 		env.Journal.Usage = u
 		if a.p.Flow == abi.FlowAggregated && a.p.Matched >= 0 {

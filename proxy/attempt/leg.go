@@ -3,6 +3,7 @@ package attempt
 import (
 	"context"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,7 +22,7 @@ import (
 // leg is one request to an engine. The goroutine that runs the leg owns it until the leg
 // has ended.
 type leg struct {
-	*journal.Leg
+	journal.Leg
 	target  engine.Target
 	try     int           // of its phase, counted from 1
 	limit   time.Duration // until the first byte of a decode leg
@@ -57,7 +58,7 @@ func (env *Env) beginLeg(phase abi.Phase, t engine.Target, try int, id string) *
 	env.legs.used++
 	env.legs.mu.Unlock()
 	l.target, l.try = t, try
-	l.Leg = env.Journal.BeginLeg(phase, t, try, id)
+	env.Journal.BeginLeg(&l.Leg, phase, t, try, id)
 	return l
 }
 
@@ -75,10 +76,9 @@ type waits struct {
 // send sends one leg and waits for the head of the answer.
 func (a *attempt) send(ctx context.Context, l *leg, shaped *connector.Leg, w waits) (*upstream.Response, error) {
 	env, t := a.env, l.target
+	l.fields = append(l.fields[:0], env.Fields...)
 	if t.IsRemote() {
-		l.fields = appendRemoteFields(l.fields[:0], env.Fields)
-	} else {
-		l.fields = append(l.fields[:0], env.Fields...)
+		l.fields = slices.DeleteFunc(l.fields, staysHere)
 	}
 	if t.APIKey != "" {
 		l.fields = withKey(l.fields, t.Instance)
@@ -107,9 +107,9 @@ func (a *attempt) send(ctx context.Context, l *leg, shaped *connector.Leg, w wai
 	if err != nil {
 		return nil, l.failed(err)
 	}
-	env.Journal.LegAnswered(l.Leg, resp.Status)
+	env.Journal.LegAnswered(&l.Leg, resp.Status)
 	if a.c.TRTLLM.PerfMetrics {
-		env.Journal.LegTimed(l.Leg, connector.ReadTiming(resp.Get))
+		env.Journal.LegTimed(&l.Leg, connector.ReadTiming(resp.Get))
 	}
 	return resp, nil
 }
@@ -136,7 +136,7 @@ func isStream(resp *upstream.Response) bool {
 
 func (a *attempt) legSucceeded(l *leg) {
 	l.target.Breaker.Success()
-	a.env.Journal.LegSucceeded(l.Leg, l.target.Spec.Connector)
+	a.env.Journal.LegSucceeded(&l.Leg, l.target.Spec.Connector)
 }
 
 // WithKey returns a copy of fields with the API key of an engine, if it has one.

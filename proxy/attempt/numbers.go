@@ -16,7 +16,7 @@ const numbersPatience = time.Second
 // stream, and records it.
 func (a *attempt) cutTiming(l *leg, whole []byte) []byte {
 	rest, t := connector.CutTiming(whole)
-	a.env.Journal.LegTimed(l.Leg, t)
+	a.env.Journal.LegTimed(&l.Leg, t)
 	return rest
 }
 

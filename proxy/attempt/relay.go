@@ -24,8 +24,6 @@ const (
 	// headHold is how long the head of an answer is held for its first content while the engine
 	// sends keep-alives. An engine that fails to load the KV reports that at once.
 	headHold = 5 * time.Second
-	// writeCheck is how often a stream renews its write deadline.
-	writeCheck = time.Second
 )
 
 var (
@@ -67,7 +65,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	}
 	a.releaseRequest()
 	l.short = false
-	env.Journal.AnswerBegins(l.Leg)
+	env.Journal.AnswerBegins(&l.Leg)
 	if env.Journal.Span != nil {
 		env.Journal.StreamBegan(env.Request.API, buf.B)
 	}
@@ -180,14 +178,10 @@ type streamRelay struct {
 // with one flush per read. first holds the bytes that have been read already; pump frees it.
 func (s *streamRelay) pump(ctx context.Context, resp *upstream.Response, first *buffer.Buffer) error {
 	a, env, events := s.a, s.a.env, &s.events
-	// Over HTTP/2 a write deadline that has passed resets the stream, even if no write is in
-	// progress. So the deadline is later than the idle time-out, which ends the stream with an
-	// error event.
 	idle := time.Duration(env.Config.Timeouts.StreamIdle)
-	limit := max(time.Duration(env.Config.Server.WriteTimeout), idle+2*writeCheck)
 	last := env.Journal.FirstByte
-	renewed, lastEvent, seen := last, last, int64(0)
-	env.Client.LimitWrites(limit)
+	lastEvent, seen := last, int64(0)
+	env.Client.RenewWrites(last)
 	out := env.Client.Events(resp.Status, first)
 	defer out.Free()
 	var failed error
@@ -229,10 +223,7 @@ func (s *streamRelay) pump(ctx context.Context, resp *upstream.Response, first *
 			env.Journal.Intervals.Observe(now.Sub(last))
 			last = now
 		}
-		if now.Sub(renewed) > writeCheck {
-			env.Client.LimitWrites(limit)
-			renewed = now
-		}
+		env.Client.RenewWrites(now)
 		return use(out.Take()[:n], err)
 	})
 	return failed

@@ -10,14 +10,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// appendRemoteFields appends the client's header lines that a remote gets.
-func appendRemoteFields(dst, fields []upstream.Field) []upstream.Field {
-	for _, f := range fields {
-		if connector.SendsRemote(http.CanonicalHeaderKey(f.Name)) {
-			dst = append(dst, f)
-		}
-	}
-	return dst
+// staysHere reports whether a remote does not get this header line of the client.
+func staysHere(f upstream.Field) bool {
+	return !connector.SendsRemote(http.CanonicalHeaderKey(f.Name))
 }
 
 // copyRemoteHeader copies the type of a remote's answer to the client. The other header lines may

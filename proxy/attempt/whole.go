@@ -58,7 +58,7 @@ func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Respons
 // answerWhole records decode's whole answer, and sends its public form to the client.
 func (a *attempt) answerWhole(l *leg, resp *upstream.Response, answer, public []byte) error {
 	env := a.env
-	env.Journal.AnswerBegins(l.Leg)
+	env.Journal.AnswerBegins(&l.Leg)
 	if env.Journal.Span != nil {
 		env.Journal.Whole(env.Request.API, public)
 	}

@@ -59,31 +59,10 @@ func (t *table) reset(p *engine.Pool, a *PlacementRequest, needs abi.Needs, now 
 func (t *table) add(r *engine.Row, roles abi.Role, a *PlacementRequest, now time.Time) {
 	c, f := r.Facts, fit
 	c.Roles = roles
-	if t.needs&abi.NeedDetails != 0 {
-		d := r.Detail
-		if said, ok := r.Load[r.Rank].Reported(); ok && said.Counts(now) {
-			d.Running, d.Waiting = said.Running, said.Waiting
-		}
-		t.place.Details = append(t.place.Details, d)
-	}
-	if t.adapter != "" {
-		if said, ok := r.Load[r.Rank].Reported(); ok && said.Counts(now) {
-			c.Adapter = said.Adapters.State(t.adapter)
-			t.place.Adapters = t.place.Adapters || c.Adapter != abi.AdapterUnknown
-		}
-	}
 	load := r.Load[r.Rank].View(now)
 	c.Requests, c.Tokens, c.Usage, c.TokenMicros = load.Requests, load.Tokens, load.Usage, load.PrefillMicros
-	if t.needs&abi.NeedBlocks != 0 {
-		c.Queued = load.Queued
-		c.RecentTokens, c.RecentRequests, c.Busy = r.Load[r.Rank].Recent(now)
-		t.know(&c, r.Target)
-	}
-	if t.needs&abi.NeedPredictions != 0 {
-		t.predict(r, &c, &load, now)
-	}
-	if t.turn.Number != 0 {
-		c.Home = homes(t.turn, r.Target)
+	if t.needs != 0 || t.adapter != "" {
+		t.addNeeded(r, &c, &load, now)
 	}
 	switch r.Breaker.Circuit(now) {
 	case circuit.Open:
@@ -100,6 +79,34 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *PlacementRequest, now time
 	t.place.Candidates = append(t.place.Candidates, c)
 	t.targets = append(t.targets, r.Target)
 	t.fitness = append(t.fitness, f)
+}
+
+// addNeeded adds the facts about row c that only some policies need, or only requests for an adapter.
+func (t *table) addNeeded(r *engine.Row, c *abi.Candidate, v *load.View, now time.Time) {
+	said, ok := r.Load[r.Rank].Reported()
+	counts := ok && said.Counts(now)
+	if t.needs&abi.NeedDetails != 0 {
+		d := r.Detail
+		if counts {
+			d.Running, d.Waiting = said.Running, said.Waiting
+		}
+		t.place.Details = append(t.place.Details, d)
+	}
+	if t.adapter != "" && counts {
+		c.Adapter = said.Adapters.State(t.adapter)
+		t.place.Adapters = t.place.Adapters || c.Adapter != abi.AdapterUnknown
+	}
+	if t.needs&abi.NeedBlocks != 0 {
+		c.Queued = v.Queued
+		c.RecentTokens, c.RecentRequests, c.Busy = r.Load[r.Rank].Recent(now)
+		t.know(c, r.Target)
+	}
+	if t.needs&abi.NeedPredictions != 0 {
+		t.predict(r, c, v, now)
+	}
+	if t.turn.Number != 0 {
+		c.Home = homes(t.turn, r.Target)
+	}
 }
 
 // predict appends the prediction for row c, whose target is r.
@@ -304,7 +311,7 @@ func (t *table) fillPairs(p *engine.Pool, a *PlacementRequest, now time.Time) (m
 	limited := a.Within.Prefill != nil || a.Within.Decode != nil
 	for _, end := range p.Groups {
 		from := len(t.fitness)
-		all, narrowed := fit, false
+		uneven := false // in fitness, or a row lacks a role
 		for i := start; i < end; i++ {
 			r := &p.Paired[i]
 			roles := r.Facts.Roles
@@ -317,27 +324,13 @@ func (t *table) fillPairs(p *engine.Pool, a *PlacementRequest, now time.Time) (m
 			}
 			if roles != 0 {
 				t.add(r, roles, a, now)
-				all = max(all, t.fitness[len(t.fitness)-1])
+				uneven = uneven || t.fitness[len(t.fitness)-1] != fit
 			}
-			narrowed = narrowed || roles != r.Facts.Roles
+			uneven = uneven || roles != r.Facts.Roles
 		}
 		start = end
-		level := fit
-		if all != fit || narrowed {
-			level = t.sift(from)
-		}
-		switch {
-		case level > best:
-			t.truncate(from)
-		case level < best:
-			best = level
-			if from > 0 { // the earlier groups are less fit
-				n := len(t.fitness) - from
-				for i := range n {
-					t.move(i, from+i)
-				}
-				t.truncate(n)
-			}
+		if uneven || len(p.Groups) > 1 {
+			best = t.keepGroup(from, uneven, best)
 		}
 	}
 	switch {
@@ -348,6 +341,26 @@ func (t *table) fillPairs(p *engine.Pool, a *PlacementRequest, now time.Time) (m
 		return abi.Decode, false
 	}
 	return lacks(p), false
+}
+
+// keepGroup keeps the rows of the group that begins at row from, or those of the earlier groups,
+// whichever are fitter, and returns their fitness; best is that of the earlier groups.
+func (t *table) keepGroup(from int, uneven bool, best uint8) uint8 {
+	level := fit
+	if uneven {
+		level = t.sift(from)
+	}
+	switch {
+	case level > best:
+		t.truncate(from)
+	case level < best && from > 0:
+		n := len(t.fitness) - from
+		for i := range n {
+			t.move(i, from+i)
+		}
+		t.truncate(n)
+	}
+	return min(level, best)
 }
 
 // lacks returns the phase for which the pool has no ready target. Prefill: both phases

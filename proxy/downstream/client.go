@@ -40,6 +40,8 @@ type Client struct {
 
 	begun bool // the client has a status line
 	cut   bool // the connection must be cut
+
+	renewed time.Time // the last call of RenewWrites that had an effect
 }
 
 // Open begins a request. It counts the request's memory in b, and takes the limits of
@@ -265,6 +267,21 @@ func (c *Client) LimitWrites(limit time.Duration) {
 	}
 }
 
+// renewEvery is how often an open stream renews its write deadline.
+const renewEvery = time.Second
+
+// RenewWrites gives the client of an open stream more time to receive the bytes that are written to
+// it, as LimitWrites does. A deadline that has passed resets the stream, even if no write is in
+// progress. So the deadline is later than timeouts.stream_idle, which ends the stream with an error
+// event. The stream calls RenewWrites whenever bytes have come from the engine; now is that time.
+func (c *Client) RenewWrites(now time.Time) {
+	if c.r.ProtoMajor >= 2 && now.Sub(c.renewed) > renewEvery {
+		c.renewed = now
+		idle := time.Duration(c.cfg.Timeouts.StreamIdle) + 2*renewEvery
+		c.rc.SetWriteDeadline(now.Add(max(time.Duration(c.cfg.Server.WriteTimeout), idle)))
+	}
+}
+
 // Write writes a part of an answer that has begun. The error is ErrWrite.
 func (c *Client) Write(p []byte) error {
 	if _, err := c.w.Write(p); err != nil {
@@ -300,10 +317,9 @@ func (c *Client) Close() {
 	if n := c.reserved.Swap(0); n > 0 {
 		c.share.Release(n)
 	}
-	if c.share.Held() > 0 { // the clean-up of a leg still holds the body
-		c.share = nil
+	share := c.share
+	if share.Held() > 0 { // the clean-up of a leg still holds the body
+		share = nil
 	}
-	c.bodies, c.cfg, c.w, c.r = nil, nil, nil, nil
-	c.rc = http.ResponseController{}
-	c.begun, c.cut = false, false
+	*c = Client{share: share}
 }

@@ -44,10 +44,7 @@ func (c *Client) AppendFields(dst []upstream.Field, contentType string, keepKey,
 		named = addNamed(named, v)
 	}
 	for k, vs := range c.r.Header {
-		name := k
-		if strings.IndexByte(k, '_') >= 0 {
-			name = lineName(k)
-		}
+		name := lineName(k)
 		if hopByHop(name) || endsHere(name) || named[name] || strings.HasPrefix(name, ownPrefix) ||
 			!keepKey && (name == "Authorization" || name == "X-Api-Key") || !trust && connector.PDHeader(name) {
 			continue
@@ -75,10 +72,7 @@ func CopyHeader(dst http.Header, resp *upstream.Response) {
 	}
 	for _, f := range resp.Header {
 		k := http.CanonicalHeaderKey(f.Name)
-		name := k
-		if strings.IndexByte(k, '_') >= 0 {
-			name = lineName(k)
-		}
+		name := lineName(k)
 		if hopByHop(name) || named[name] || strings.HasPrefix(name, ownPrefix) || name == "X-Request-Id" || name == "Date" || name == "Alt-Svc" || strings.HasPrefix(name, "Access-Control-") {
 			continue
 		}
@@ -117,6 +111,9 @@ func Proxied(name string) bool { return hopByHop(name) || endsHere(name) }
 // lineName returns the name by which rules for a header line with an underscore apply: many
 // servers read it as a hyphen. The given name is in canonical form.
 func lineName(name string) string {
+	if strings.IndexByte(name, '_') < 0 {
+		return name
+	}
 	return http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
 }
 

@@ -16,6 +16,8 @@ type Snapshot struct {
 	Instances []*Instance
 	// Unlearned: there is an instance whose models are not known yet.
 	Unlearned bool
+	// Encoders: a pool has encoders, ready or not.
+	Encoders bool
 
 	known   known
 	expects bool        // a list of engines has not arrived
@@ -208,6 +210,7 @@ func newSnapshot(instances []*Instance, rules pairing) *Snapshot {
 	for model, of := range members {
 		p := newPool(model, of, rules)
 		s.pools[model] = p
+		s.Encoders = s.Encoders || p.Encoders
 		if p.Remote = of[0].IsRemote(); p.Remote {
 			continue
 		}

@@ -110,18 +110,26 @@ func (x *exchange) admitUnsaturated(ctx context.Context, claim admission.Claim) 
 	return err
 }
 
-// leave gives the place back, with the tokens that the request has used: those that the engine
-// reported, or those that the proxy has seen.
+// leave gives the place back, with the tokens that the request has used if they count.
 func (x *exchange) leave() {
-	used := x.journal.Usage
-	prompt, completion := used.Prompt, used.Completion
+	used := int64(0)
+	if x.admitted.Charged() {
+		used = x.used()
+	}
+	x.admitted.Leave(used)
+}
+
+// used returns the tokens that the request has used: those that the engine reported, or those that
+// the proxy has seen.
+func (x *exchange) used() int64 {
+	prompt, completion := x.journal.Usage.Prompt, x.journal.Usage.Completion
 	if prompt <= 0 {
 		prompt = x.placing.ask.Request.PromptTokens
 	}
 	if completion <= 0 {
 		completion = x.journal.Counted
 	}
-	x.admitted.Leave(bounded(prompt) + bounded(completion)) // an engine may report any number
+	return bounded(prompt) + bounded(completion) // an engine may report any number
 }
 
 // bounded limits a count of tokens that an engine reports.

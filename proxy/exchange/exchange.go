@@ -72,13 +72,18 @@ func (run *Runner) SetHooks(h attempt.Hooks) {
 // exchange from open to close. close runs exactly once, on every path. Each goroutine that an
 // attempt starts ends before close, or belongs to cleanup.Runner.
 type exchange struct {
+	client  downstream.Client // this and the next five keep their memory for another request
+	req     openai.Request
+	prompt  prompt.Prompt
+	placing placing
+	journal journal.Journal
+	env     attempt.Env
+	current
+}
+
+// current is what an exchange has of one request alone.
+type current struct {
 	run      *Runner
-	client   downstream.Client
-	req      openai.Request
-	prompt   prompt.Prompt
-	placing  placing
-	journal  journal.Journal
-	env      attempt.Env
 	gateway  attempt.Gateway         // sends the request instead of this process; nil: this process sends the legs
 	picker   *sidecar.PickerClient   // of an ext_proc picker; nil: none
 	observed sidecar.ObservedWriter  // the answer, if picker is set
@@ -153,14 +158,10 @@ func (x *exchange) reset() {
 		p.route.Reset()
 	}
 	*p = placing{ask: coordinator.PlacementRequest{Excluded: p.ask.Excluded[:0]}, route: p.route}
-	x.run, x.gateway = nil, nil
-	x.admitted = admission.Place{}
-	x.picker, x.observed, x.changes = nil, sidecar.ObservedWriter{}, nil
 	x.env.Reset()
 	if x.prompt.Used {
 		x.prompt.Reset()
 	}
-	x.line = recording.Line{}
-	x.account = account{}
 	x.req.Reset()
+	x.current = current{}
 }

@@ -3,6 +3,7 @@ package journal
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -153,13 +154,13 @@ func (s *Ring) put(r *Record) {
 	rows, candidates, fallbacks := kept.rows, kept.candidates[:0], kept.fallbacks[:0]
 	*kept = *r
 	kept.candidates, kept.fallbacks = append(candidates, r.candidates...), append(fallbacks, r.fallbacks...)
-	for len(rows) < r.legs {
-		rows = append(rows, new(Leg))
-	}
-	kept.rows = rows
-	for i, row := range r.rows[:r.legs] {
-		*rows[i] = *row
-		t := &rows[i].timing
+	kept.rows = slices.Grow(rows[:0], len(r.rows))[:len(r.rows)]
+	for i, row := range r.rows {
+		if kept.rows[i] == nil {
+			kept.rows[i] = new(Leg)
+		}
+		*kept.rows[i] = *row
+		t := &kept.rows[i].timing
 		t.Steps, t.Chunks = "", "" // an explanation does not show these
 		if len(t.ServerTiming)+len(t.StartEnd) > maxKeptTiming {
 			*t = connector.Timing{}

@@ -120,7 +120,7 @@ func (r *Record) computer() string {
 func (r *Record) troubled() bool {
 	switch r.Outcome {
 	case telemetry.OutcomeNone, telemetry.OutcomeOK, telemetry.OutcomeClientError, telemetry.OutcomeCancelled:
-		return len(r.fallbacks) > 0 || slices.ContainsFunc(r.rows[:r.legs], func(l *Leg) bool { return l.failed })
+		return len(r.fallbacks) > 0 || slices.ContainsFunc(r.rows, func(l *Leg) bool { return l.failed })
 	}
 	return true
 }
@@ -132,7 +132,7 @@ func (r *Record) endedRow() EndedRow {
 		PromptTokens: max(r.Usage.Prompt, 0), CachedTokens: max(r.Usage.Cached, 0), OutputTokens: max(r.Usage.Completion, 0),
 		FirstByteMS: since(r.Start, r.FirstByte),
 	}
-	for _, l := range r.rows[:r.legs] {
+	for _, l := range r.rows {
 		if l.failed {
 			e.FailedLegs = append(e.FailedLegs, FailedLeg{Phase: l.Phase.String(), Engine: l.engine, Reason: l.reason})
 		}
@@ -172,7 +172,7 @@ func (r *Record) perfRow() PerfRow {
 		Arrival: unix(r.Start), FirstToken: unix(r.FirstByte), End: unix(r.ended), Outcome: r.Outcome.String(),
 		PromptTokens: max(r.Usage.Prompt, 0), OutputTokens: max(r.Usage.Completion, 0), CachedTokens: max(r.Usage.Cached, 0),
 	}
-	for _, l := range r.rows[:r.legs] { // the last leg of each phase counts
+	for _, l := range r.rows { // the last leg of each phase counts
 		if l.Phase == abi.Prefill {
 			p.CtxDispatch, p.CtxDone, p.CtxTiming = unix(l.Start), unix(l.ended), r.explainTiming(l)
 		} else {

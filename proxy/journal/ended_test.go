@@ -39,14 +39,14 @@ func TestRecentTrouble(t *testing.T) {
 		"client error": func(r *Journal) { r.Outcome = telemetry.OutcomeClientError },
 		"cancelled": func(r *Journal) {
 			r.Outcome = telemetry.OutcomeCancelled
-			r.LegCancelled(r.BeginLeg(abi.Decode, targetNamed("d0"), 1, ""))
+			r.LegCancelled(begin(r, abi.Decode, targetNamed("d0"), 1, ""))
 		},
 		"! broken":    func(r *Journal) { r.Outcome = telemetry.OutcomeBroken },
 		"! shed":      func(r *Journal) { r.Outcome = telemetry.OutcomeShed },
 		"! no target": func(r *Journal) { r.Outcome = telemetry.OutcomeNoTarget },
 		"! fallback":  func(r *Journal) { r.Fallback("mint", "late") },
 		"! lost leg": func(r *Journal) {
-			r.LegFailed(r.BeginLeg(abi.Decode, targetNamed("d1"), 1, ""), "dial")
+			r.LegFailed(begin(r, abi.Decode, targetNamed("d1"), 1, ""), "dial")
 		},
 	} {
 		s.put(ended(id, change))

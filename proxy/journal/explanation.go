@@ -84,7 +84,7 @@ func (r *Record) explain() Explanation {
 		RequestID: r.RequestID, DisaggID: r.DisaggID, Arrival: unix(r.Start), Model: r.Model, RequestedModel: r.Requested, Flow: r.Flow.String(),
 		Policy: r.Policy, Coordination: r.coordination, Outcome: r.Outcome.String(), Status: r.Status, DurationMS: millis(r.ended.Sub(r.Start)),
 		Candidates: make([]ExplainedCandidate, 0, len(r.candidates)),
-		Legs:       make([]ExplainedLeg, 0, r.legs),
+		Legs:       make([]ExplainedLeg, 0, len(r.rows)),
 		Fallbacks:  make([]ExplainedFallback, 0, len(r.fallbacks)),
 		Notes:      r.notes,
 
@@ -109,7 +109,7 @@ func (r *Record) explain() Explanation {
 		}
 		e.Candidates = append(e.Candidates, shown)
 	}
-	for _, l := range r.rows[:r.legs] {
+	for _, l := range r.rows {
 		first := l.firstByte
 		if first.IsZero() {
 			first = l.head // a leg whose answer is held whole has no events

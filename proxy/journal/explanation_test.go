@@ -28,6 +28,13 @@ func targetNamed(name string) engine.Target {
 	return engine.Target{Instance: &engine.Instance{Spec: config.Engine{Name: name}}}
 }
 
+// begin begins a leg that nobody reuses.
+func begin(j *Journal, phase abi.Phase, t engine.Target, attempt int, id string) *Leg {
+	l := new(Leg)
+	j.BeginLeg(l, phase, t, attempt, id)
+	return l
+}
+
 func at(ms int) time.Time { return origin.Add(time.Duration(ms) * time.Millisecond) }
 
 // books writes the journals of all tests to the same metrics.
@@ -58,9 +65,9 @@ func fullRecord(id string) *Record {
 		Targets: []engine.Target{p0, p1, d0}, Matched: -1,
 	}, 7)
 	r.Fallback("mint", "late")
-	decode := r.BeginLeg(abi.Decode, d0, 1, "leg-b") // another goroutine begins this leg before prefill's row
-	failed := r.BeginLeg(abi.Prefill, p0, 1, "leg-a")
-	good := r.BeginLeg(abi.Prefill, p1, 2, "leg-b")
+	decode := begin(r, abi.Decode, d0, 1, "leg-b") // another goroutine begins this leg before prefill's row
+	failed := begin(r, abi.Prefill, p0, 1, "leg-a")
+	good := begin(r, abi.Prefill, p1, 2, "leg-b")
 	r.LegAnswered(failed, 500)
 	r.LegFailed(failed, "status_500")
 	r.LegAnswered(good, 200)
@@ -237,7 +244,7 @@ func TestExplainJSON(t *testing.T) {
 func TestExplainEmpty(t *testing.T) {
 	s := new(Ring)
 	r := opened("r")
-	r.BeginLeg(abi.Decode, targetNamed("d"), 1, "").Start = at(1)
+	begin(r, abi.Decode, targetNamed("d"), 1, "").Start = at(1)
 	r.ended, r.Outcome = at(5), telemetry.OutcomeCancelled
 	s.put(&r.Record)
 	e, _ := s.Get("r")
@@ -322,12 +329,12 @@ func TestExplainCopies(t *testing.T) {
 	if len(before.Legs) != 3 || len(before.Candidates) != 3 || len(before.Fallbacks) != 2 {
 		t.Errorf("explained %+v", before)
 	}
-	if r.legs != 0 || len(r.candidates) != 0 || len(r.fallbacks) != 0 || r.RequestID != "" || len(r.rows) != 3 {
-		t.Errorf("after Close: %d legs of %d, %d candidates, %d fallbacks", r.legs, len(r.rows), len(r.candidates), len(r.fallbacks))
+	if len(r.rows) != 0 || len(r.candidates) != 0 || len(r.fallbacks) != 0 || r.RequestID != "" {
+		t.Errorf("after Close: %d legs, %d candidates, %d fallbacks", len(r.rows), len(r.candidates), len(r.fallbacks))
 	}
 	r.Open(b, t.Context(), nil, "r2")
 	for range 3 {
-		r.LegEnded(r.BeginLeg(abi.Decode, targetNamed("other"), 9, "other"), "other")
+		r.LegEnded(begin(r, abi.Decode, targetNamed("other"), 9, "other"), "other")
 	}
 	r.Fallback("other", "other")
 	r.candidates = append(r.candidates, candidate{engine: "other"})

@@ -39,7 +39,7 @@ type Journal struct {
 
 	books    *Books
 	view     view
-	mu       sync.Mutex       // guards rows, legs and fallbacks of Record while two legs run
+	mu       sync.Mutex       // guards rows and fallbacks of Record while two legs run
 	last     coordinator.Pair // of the last placement
 	api      openai.API       // of the request that Described has got
 	class    *telemetry.Class // instruments of the priority class; nil: the configuration has no classes
@@ -141,18 +141,13 @@ func (j *Journal) Fallback(what, reason string) {
 // Note adds lines to the record.
 func (j *Journal) Note(lines ...string) { j.notes = append(j.notes, lines...) }
 
-// BeginLeg begins a leg on t. attempt is the number of the try of this phase. id is the
-// leg's request id as the engine gets it.
-func (j *Journal) BeginLeg(phase abi.Phase, t engine.Target, attempt int, id string) *Leg {
+// BeginLeg begins the leg l on t. attempt is the number of the try of this phase. id is the leg's
+// request id as the engine gets it. The caller may use l for another leg after Close.
+func (j *Journal) BeginLeg(l *Leg, phase abi.Phase, t engine.Target, attempt int, id string) {
+	*l = Leg{Phase: phase, id: id, engine: t.Name(), rank: t.Rank, attempt: attempt, Start: time.Now()}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.legs == len(j.rows) {
-		j.rows = append(j.rows, new(Leg))
-	}
-	row := j.rows[j.legs]
-	j.legs++
-	*row = Leg{Phase: phase, id: id, engine: t.Name(), rank: t.Rank, attempt: attempt, Start: time.Now()}
-	return row
+	j.rows = append(j.rows, l)
 }
 
 // LegAnswered notes the status of a leg's answer.
@@ -294,8 +289,6 @@ func (j *Journal) Close() {
 	}
 	j.books.Running.remove(&j.view)
 	clear(j.candidates)
-	for _, row := range j.rows[:j.legs] {
-		*row = Leg{}
-	}
-	*j = Journal{Record: Record{rows: j.rows, candidates: j.candidates[:0], fallbacks: j.fallbacks[:0]}}
+	clear(j.rows)
+	*j = Journal{Record: Record{rows: j.rows[:0], candidates: j.candidates[:0], fallbacks: j.fallbacks[:0]}}
 }

@@ -26,6 +26,7 @@ func BenchmarkJournal(b *testing.B) {
 	}
 	req := &openai.Request{API: openai.Chat, Model: "llama", Stream: true}
 	var j Journal
+	var prefill, decode Leg
 	b.ReportAllocs()
 	for b.Loop() {
 		one := *placement
@@ -36,17 +37,17 @@ func BenchmarkJournal(b *testing.B) {
 		j.Stage(telemetry.StageRuns)
 		j.Described(req)
 		j.Placed(&one, 10)
-		prefill := j.BeginLeg(abi.Prefill, p, 1, "leg")
-		j.LegAnswered(prefill, 200)
-		j.LegSucceeded(prefill, "vllm-nixl")
-		decode := j.BeginLeg(abi.Decode, d, 1, "leg")
-		j.LegAnswered(decode, 200)
-		j.AnswerBegins(decode)
+		j.BeginLeg(&prefill, abi.Prefill, p, 1, "leg")
+		j.LegAnswered(&prefill, 200)
+		j.LegSucceeded(&prefill, "vllm-nixl")
+		j.BeginLeg(&decode, abi.Decode, d, 1, "leg")
+		j.LegAnswered(&decode, 200)
+		j.AnswerBegins(&decode)
 		j.Status = 200
 		j.Intervals.Observe(j.FirstByte.Sub(j.Start))
 		j.Counted = 8
 		j.Usage = openai.Usage{Prompt: 10, Completion: 8}
-		j.LegSucceeded(decode, "vllm-nixl")
+		j.LegSucceeded(&decode, "vllm-nixl")
 		j.Outcome = telemetry.OutcomeOK
 		j.End()
 		j.Close()

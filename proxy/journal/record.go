@@ -36,8 +36,7 @@ type Record struct {
 	candidates      []candidate
 	scored          bool     // the policy gave the candidates scores
 	notes           []string // notes of policies, then notes of filters
-	rows            []*Leg   // reused memory
-	legs            int      // how many of rows are those of this request
+	rows            []*Leg   // of the legs; the caller of BeginLeg owns their memory
 	fallbacks       []coordinator.Fallback
 }
 
@@ -84,7 +83,7 @@ func (j *Journal) Timing() (all connector.Timing) {
 	defer j.mu.Unlock()
 	var prefill, decode *Leg
 	first := time.Time{}
-	for _, l := range j.rows[:j.legs] {
+	for _, l := range j.rows {
 		if first.IsZero() || l.Start.Before(first) {
 			first = l.Start
 		}
@@ -114,7 +113,7 @@ func (j *Journal) Timing() (all connector.Timing) {
 func (j *Journal) Finish(asked abi.RequestFacts) abi.FinishFacts {
 	f := abi.FinishFacts{
 		Request: asked, Outcome: abi.Outcome(j.Outcome), Flow: j.Flow, Status: uint32(j.Status),
-		ID: j.DisaggID, FirstByte: -1, Total: j.ended.Sub(j.Start).Microseconds(), Attempts: uint32(j.legs),
+		ID: j.DisaggID, FirstByte: -1, Total: j.ended.Sub(j.Start).Microseconds(), Attempts: uint32(len(j.rows)),
 		PromptTokens: -1, CachedTokens: -1, OutputTokens: -1,
 	}
 	f.Request.Model, f.Request.Prompt = j.Model, "" // the memory of the body may be freed
@@ -132,7 +131,7 @@ func (j *Journal) Finish(asked abi.RequestFacts) abi.FinishFacts {
 		f.PromptTokens, f.CachedTokens, f.OutputTokens = j.Usage.Prompt, j.Usage.Cached, j.Usage.Completion
 	}
 	if f.Outcome != abi.OutcomeOK {
-		for _, l := range j.rows[:j.legs] {
+		for _, l := range j.rows {
 			if l.reason != "" && l.reason != "cancelled" {
 				f.Failed, f.Reason = l.Phase, l.reason
 			}

@@ -45,7 +45,7 @@ func operationOf(api openai.API) string {
 func (j *Journal) trace(e *telemetry.Exchange) {
 	j.Span.Child("wait", j.Start, j.placed)
 	var prefillEnd time.Time
-	for _, l := range j.rows[:j.legs] {
+	for _, l := range j.rows {
 		attrs := []attribute.KeyValue{
 			attribute.String("pdproxy.engine", l.engine), attribute.Int("pdproxy.rank", l.rank),
 			attribute.Int("pdproxy.attempt", l.attempt), attribute.String("pdproxy.error", l.reason),
@@ -82,7 +82,7 @@ func (j *Journal) logAccess() {
 	e := accesslog.Entry{
 		Time: j.Start.UTC().Round(time.Microsecond), RequestID: j.RequestID, Client: j.Client, Model: j.Model, RequestedModel: j.Requested, Stream: j.Stream,
 		Flow: j.Flow.String(), Policy: j.Policy, Prefill: j.prefill, Decode: j.decode,
-		Outcome: j.Outcome.String(), Status: j.Status, Legs: j.legs,
+		Outcome: j.Outcome.String(), Status: j.Status, Legs: len(j.rows),
 		PromptTokens: max(0, j.Usage.Prompt), CachedTokens: max(0, j.Usage.Cached), OutputTokens: max(0, j.Usage.Completion),
 		FirstByteMS: since(j.Start, j.FirstByte), DurationMS: millis(j.ended.Sub(j.Start)),
 	}
@@ -106,7 +106,7 @@ func (j *Journal) attrs(more ...any) []any {
 }
 
 func (j *Journal) logLegs() {
-	for _, l := range j.rows[:j.legs] {
+	for _, l := range j.rows {
 		j.books.log.Debug("leg", j.attrs("leg_id", l.id, "phase", l.Phase.String(), "engine", l.engine, "rank", l.rank,
 			"attempt", l.attempt, "status", l.status, "error", l.reason, "ms", l.ended.Sub(l.Start).Milliseconds())...)
 	}

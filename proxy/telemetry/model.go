@@ -52,7 +52,7 @@ const (
 type Model struct {
 	Name         string // value of the label; does not change
 	metrics      *Metrics
-	stages       [stageCount]prometheus.Gauge // nil: the stage has no gauge
+	stages       [stageCount]prometheus.Gauge // that of StageNone is not registered
 	exchanges    [flows][outcomes]atomic.Pointer[prometheus.Counter]
 	duration     prometheus.Observer
 	firstToken   prometheus.Observer
@@ -146,6 +146,7 @@ func (m *Metrics) newModel(name string) *Model {
 	return &Model{
 		Name: name, metrics: m,
 		stages: [stageCount]prometheus.Gauge{
+			StageNone:        prometheus.NewGauge(prometheus.GaugeOpts{}),
 			StageWaitsPlace:  m.waiting.WithLabelValues(name, "max_exchanges"),
 			StageWaitsEngine: m.waiting.WithLabelValues(name, "no_engine"),
 			StageWaitsPolicy: m.waiting.WithLabelValues(name, "policy"),
@@ -167,17 +168,12 @@ func (m *Metrics) newModel(name string) *Model {
 
 // Move counts a request that leaves one stage and enters another.
 func (o *Model) Move(from, to Stage) {
-	if from == to {
-		return
-	}
-	if g := o.stages[from]; g != nil {
-		g.Dec()
-	} else {
+	o.stages[from].Dec()
+	o.stages[to].Inc()
+	if from == StageNone {
 		o.open.Add(1)
 	}
-	if g := o.stages[to]; g != nil {
-		g.Inc()
-	} else {
+	if to == StageNone {
 		o.open.Add(-1)
 	}
 }
@@ -222,16 +218,16 @@ func (o *Model) Ended(e *Exchange) {
 		}
 	}
 	o.interEvent.sum.Add(int64(e.Intervals.sum))
-	for n, count := range [...]int64{e.Prompt, e.Completion, e.Cached} {
-		if count > 0 {
-			o.tokens[n].Add(float64(count))
-		}
-	}
 	if e.Prompt > 0 {
+		o.tokens[0].Add(float64(e.Prompt))
 		o.promptTokens.Observe(float64(e.Prompt))
 	}
 	if e.Completion > 0 {
+		o.tokens[1].Add(float64(e.Completion))
 		o.outputTokens.Observe(float64(e.Completion))
+	}
+	if e.Cached > 0 {
+		o.tokens[2].Add(float64(e.Cached))
 	}
 	if o.gone.Load() { // WithLabelValues would make a series again
 		return

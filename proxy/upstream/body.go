@@ -40,14 +40,9 @@ func (r *Response) SetIdleTimeout(d time.Duration) { r.body.idle, r.body.idleBy 
 // call it.
 func (r *Response) Commit() bool {
 	c := r.body
-	if c.control == nil {
-		return true
-	}
 	c.client.pool.mu.Lock()
+	defer c.client.pool.mu.Unlock()
 	c.pinned = true
-	c.client.pool.mu.Unlock()
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	return !c.evicted
 }
 
@@ -94,14 +89,15 @@ type Space interface {
 // engine at once, but wait for a use in progress; use must not call Close. Each may return
 // without a last call of Free.
 func (r *Response) Each(s Space, use func(n int, err error) bool) {
-	for {
+	for !r.Ended() {
 		if n, ok := r.body.follow(s, use); !ok || n > 0 && !use(n, nil) {
 			return
 		}
-		if n, err := r.Read(s.Take()); !use(n, err) || err != nil {
+		if n, _ := r.Read(s.Take()); n > 0 && !use(n, nil) {
 			return
 		}
 	}
+	use(0, r.body.err)
 }
 
 // Ended reports whether the next Read returns the end of the body or an error without
@@ -295,38 +291,34 @@ func (f *framing) step(c byte) error {
 	switch f.state {
 	case inSize, inSizeSpace, inExtension:
 		return f.sizeLine(c)
-	case inSizeLF:
-		if c != '\n' {
-			return errChunkSize
-		}
-		f.line, f.state = 0, inData
-		if f.left == 0 {
-			f.state = inTrailer
-		}
-	case inDataCR:
-		if c != '\r' {
-			return errChunkEnd
-		}
-		f.state = inDataLF
-	case inDataLF:
-		if c != '\n' {
-			return errChunkEnd
-		}
-		f.state = inSize
-	case inTrailer:
-		if c != '\r' {
-			return f.trailer(c)
-		}
-		f.state = inLastLF
-	case inLastLF:
-		if c != '\n' {
-			return errTrailer
-		}
-		f.state = inEnd
-	default:
+	case inTrailerLine, inTrailerLF:
 		return f.trailer(c)
 	}
+	next := &lineEnds[f.state]
+	if c != next.byte {
+		if f.state == inTrailer { // the byte begins a line of the trailer
+			return f.trailer(c)
+		}
+		return next.err
+	}
+	f.line, f.state = 0, next.state
+	if f.state == inData && f.left == 0 { // the last chunk
+		f.state = inTrailer
+	}
 	return nil
+}
+
+// lineEnds has, for each state that waits for a certain byte, that byte and the state that follows.
+var lineEnds = [...]struct {
+	byte  byte
+	state framingState
+	err   error
+}{
+	inSizeLF:  {'\n', inData, errChunkSize},
+	inDataCR:  {'\r', inDataLF, errChunkEnd},
+	inDataLF:  {'\n', inSize, errChunkEnd},
+	inTrailer: {'\r', inLastLF, nil},
+	inLastLF:  {'\n', inEnd, errTrailer},
 }
 
 // sizeLine reads one byte of the line with the size of a chunk.

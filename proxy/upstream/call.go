@@ -44,6 +44,7 @@ type call struct {
 	hints          interface{ EarlyHints(fields []Field) }
 	noBody         bool // the request was HEAD
 	sent           bool
+	start          time.Time // when the call had its first connection
 	headBy         time.Time // zero: no limit
 	sendBy         time.Time // zero: no limit
 
@@ -56,8 +57,8 @@ type call struct {
 	phase      phase     // guarded by mu
 	follows    bool      // guarded by mu; the socket is locked while Each uses a piece
 	ended      error     // why ctx ended, or ErrUnwanted; guarded by mu
-	checked    bool      // guarded by mu; the call has a connection and was wanted
-	evicted    bool      // guarded by mu; the call was evicted and must end
+	checked    bool      // guarded by mu; the call has a connection, and Wanted was asked
+	evicted    bool      // the call was evicted and must end; guarded by mu, and set only with the pool's mu
 	cancelWait func()    // guarded by mu; ends the wait for a connection
 	lingerBy   time.Time // set when the context has ended and the call lingers; guarded by mu
 
@@ -96,34 +97,22 @@ func (c *call) run(cn *conn, m *message) (*Response, error) {
 // exchange sends m on cn and reads the head of the final answer. stale: the engine had
 // closed cn before it could read the request.
 func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
-	start := time.Now()
-	by := start.Add(c.client.opt.WriteTimeout)
+	by := c.start.Add(c.client.opt.WriteTimeout)
 	if !c.headBy.IsZero() && c.headBy.Before(by) {
 		by = c.headBy
 	}
 	if !c.sendBy.IsZero() && c.sendBy.Before(by) {
 		by = c.sendBy
 	}
-	c.mu.Lock()
-	c.conn, c.phase = cn, sending
-	ended := c.ended != nil || c.evicted
-	if !ended { // under mu, so that deadlines of hangUp come later and win
-		if by.Equal(c.headBy) {
-			cn.readTimed = true
-			cn.SetDeadline(by)
-		} else {
-			cn.readDeadline(c.headBy)
-			cn.SetWriteDeadline(by)
-		}
-	}
-	c.mu.Unlock()
-	if ended {
+	cn.readDeadline(c.headBy)
+	cn.SetWriteDeadline(by) // before enter, so that a deadline of hangUp comes later and wins
+	if !c.enter(cn, sending) {
 		return h, false, &Error{Op: OpWrite}
 	}
 	sent, err := cn.send(m)
 	c.sent = c.sent || sent
 	if err != nil {
-		if c.stale(cn, start, err) {
+		if c.stale(cn, err) {
 			return h, true, &Error{Op: OpWrite, Err: err}
 		}
 		if h, ok := c.early(cn, err); ok {
@@ -139,13 +128,13 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 	}
 	h, answered, err := c.awaitHead(cn)
 	if err != nil {
-		return h, !answered && c.stale(cn, start, err), &Error{Op: OpHead, Err: err}
+		return h, !answered && c.stale(cn, err), &Error{Op: OpHead, Err: err}
 	}
 	return h, false, nil
 }
 
-// enter begins a phase after sending on cn. It returns false if the context has ended and
-// the call does not linger, or if the call was evicted.
+// enter begins a phase on cn. It returns false if the context has ended, unless the request has been
+// sent and the call lingers, or if the call was evicted.
 func (c *call) enter(cn *conn, ph phase) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,7 +142,7 @@ func (c *call) enter(cn *conn, ph phase) bool {
 	switch {
 	case c.ended == nil:
 		return !c.evicted
-	case c.linger == 0:
+	case c.linger == 0 || ph == sending:
 		return false
 	case c.lingerBy.IsZero():
 		c.limitLinger()
@@ -216,7 +205,7 @@ func (c *call) answer(cn *conn, h *head) {
 
 // finish ends the call after the whole answer.
 func (c *call) finish(cn *conn) {
-	c.err = io.EOF
+	c.err, cn.served = io.EOF, true
 	clean := cn.r == cn.w // false: the engine sent bytes after its answer
 	c.client.freeBuffer(cn)
 	first, ended := c.end()
@@ -226,8 +215,6 @@ func (c *call) finish(cn *conn) {
 	if !c.reusable || !clean || ended != nil {
 		cn.abort()
 		cn = nil
-	} else {
-		cn.served = true
 	}
 	c.client.pool.give(c, cn)
 }
@@ -247,11 +234,11 @@ func (c *call) end() (cn *conn, ended error) {
 }
 
 // stale reports whether the loss of cn, by err, shows that the engine had closed it
-// before it could read the request sent at start.
-func (c *call) stale(cn *conn, start time.Time, err error) bool {
+// before it could read the request.
+func (c *call) stale(cn *conn, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return cn.served && !(c.once && c.sent) && c.ended == nil && !isTimeout(err) && time.Since(start) < staleWithin
+	return cn.served && !(c.once && c.sent) && c.ended == nil && !isTimeout(err) && time.Since(c.start) < staleWithin
 }
 
 // early reads the answer of an engine that rejected the request before it had read all
@@ -281,6 +268,17 @@ func (c *call) detach(cn *conn) {
 	c.mu.Unlock()
 	c.client.freeBuffer(cn)
 	cn.abort()
+}
+
+// forget ends a call that a panic has left. cn is its first connection, or nil.
+func (c *call) forget(cn *conn) {
+	if last, _ := c.end(); last != nil {
+		cn = last
+	}
+	if cn != nil {
+		cn.abort()
+	}
+	c.client.pool.give(c, nil)
 }
 
 // fail ends the call with e, and fills in the fields that only the call has. If the context has

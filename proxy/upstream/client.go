@@ -38,6 +38,7 @@ type client struct {
 	opt    Options
 	bad    error // why the options are unusable
 	tls    *tls.Config
+	joins  int // bytes up to which a request is sent in one piece: joinSize or joinSizeTLS
 	pool   pool
 	reads  sync.Pool // *[readSize]byte
 	writes sync.Pool // *message
@@ -49,9 +50,9 @@ type client struct {
 // connection before the first call.
 func New(o Options) Client {
 	o = o.withDefaults()
-	c := &client{opt: o, bad: o.checkURL()}
+	c := &client{opt: o, bad: o.checkURL(), joins: joinSize}
 	if o.secure() {
-		c.tls = o.tlsConfig("http/1.1")
+		c.tls, c.joins = o.tlsConfig("http/1.1"), joinSizeTLS
 	}
 	c.pool.maxConns, c.pool.maxIdle, c.pool.idleTimeout = o.MaxConns, o.MaxIdle, o.IdleTimeout
 	c.pool.base = time.Now().Add(-time.Second) // no time since base is 0
@@ -71,12 +72,9 @@ func (cl *client) Stats() Stats {
 }
 
 // Do implements Client.
-func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
+func (cl *client) Do(ctx context.Context, req *Request) (resp *Response, err error) {
 	if err := req.check(); err != nil {
 		return nil, &Error{Op: OpWrite, Err: err}
-	}
-	if cl.bad != nil {
-		return nil, &Error{Op: OpDial, Err: cl.bad}
 	}
 	if ctx.Err() != nil {
 		err := contextError(ctx)
@@ -88,17 +86,14 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 	if err != nil {
 		return nil, &Error{Op: OpCap, Timeout: isTimeout(err), Err: err}
 	}
-	if req.Control != nil {
-		c.mu.Lock()
-		// From now on Withdraw ends the call. Wanted is asked under mu: if Withdraw came before, the
-		// answer is already the new one.
-		c.checked = true
-		wanted := req.Control.Wanted()
-		c.mu.Unlock()
-		if !wanted {
-			cl.pool.give(c, cn)
-			return nil, &Error{Op: OpCap, Err: ErrUnwanted}
+	defer func() {
+		if resp == nil && err == nil { // a function of the caller has panicked
+			c.forget(cn)
 		}
+	}()
+	if req.Control != nil && !c.wanted() {
+		cl.pool.give(c, cn)
+		return nil, &Error{Op: OpCap, Err: ErrUnwanted}
 	}
 	for cn != nil && !cn.alive() { // then the older idle connections are tried
 		cn.abort()
@@ -109,11 +104,11 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 	} else if cn, err = cl.dial(c); err != nil {
 		return nil, err
 	}
-	if req.HeadTimeout > 0 {
-		c.headBy = time.Now().Add(req.HeadTimeout)
+	if c.start = time.Now(); req.HeadTimeout > 0 {
+		c.headBy = c.start.Add(req.HeadTimeout)
 	}
 	m := cl.newMessage(req)
-	resp, err := c.run(cn, m)
+	resp, err = c.run(cn, m)
 	if m.rest = nil; cap(m.head) <= maxPooledWrite {
 		cl.writes.Put(m)
 	}
@@ -122,6 +117,10 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 
 // dial opens a connection in a slot that the call holds. An error ends the call.
 func (cl *client) dial(c *call) (*conn, error) {
+	if cl.bad != nil {
+		cl.pool.give(c, nil)
+		return nil, &Error{Op: OpDial, Err: cl.bad}
+	}
 	cl.dials.Add(1)
 	ctx, done := c.interruptible()
 	defer done()
@@ -141,13 +140,8 @@ func (r *Request) check() error {
 	if r.Method != "" && !isToken(r.Method) {
 		return errBadMethod
 	}
-	if r.Path == "" || r.Path[0] != '/' {
+	if r.Path == "" || r.Path[0] != '/' || !isFieldValue(r.Path) || strings.ContainsAny(r.Path, " \t") {
 		return errBadPath
-	}
-	for i := range len(r.Path) {
-		if c := r.Path[i]; c <= ' ' || c == 0x7f {
-			return errBadPath
-		}
 	}
 	for i := range r.Header {
 		f := &r.Header[i]
@@ -168,16 +162,20 @@ func ValidField(f Field) bool { return isToken(f.Name) && isFieldValue(f.Value) 
 // isToken reports whether s is a token of RFC 9110, 5.6.2.
 func isToken(s string) bool {
 	for i := range len(s) {
-		c := s[i]
-		switch {
-		case 'a' <= c|0x20 && c|0x20 <= 'z', '0' <= c && c <= '9':
-		case strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0:
-		default:
+		if !tokenBytes[s[i]] {
 			return false
 		}
 	}
 	return len(s) > 0
 }
+
+// tokenBytes has the bytes of which tokens consist.
+var tokenBytes = func() (in [256]bool) {
+	for _, c := range []byte("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") {
+		in[c] = true
+	}
+	return in
+}()
 
 // isFieldValue reports whether s has no control character but tab: above all no
 // CR, LF or NUL.
@@ -229,11 +227,7 @@ func (cl *client) newMessage(req *Request) *message {
 		b = append(b, "\r\n"...)
 	}
 	b = append(b, "\r\n"...)
-	limit := joinSize
-	if cl.tls != nil {
-		limit = joinSizeTLS
-	}
-	if len(b)+size > limit {
+	if len(b)+size > cl.joins {
 		m.head, m.rest = b, req.Body
 		return m
 	}

@@ -64,6 +64,15 @@ func (cl *client) Withdraw() {
 	}
 }
 
+// wanted reports whether the request is still to be sent. From now on Withdraw ends the call. Wanted
+// is asked under mu: if Withdraw came before, the answer is already the new one.
+func (c *call) wanted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.checked = true
+	return c.control.Wanted()
+}
+
 // interrupt makes the step that the call waits for fail. If the request is sent
 // already, the connection stays open, for Detached.
 func (c *call) interrupt() {

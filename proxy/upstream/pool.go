@@ -33,12 +33,12 @@ func (p *pool) take(c *call, limit time.Duration) (*conn, error) {
 	p.calls = append(p.calls, c)
 	c.place = len(p.calls)
 	cn, old := p.pop()
-	if cn == nil && p.maxConns > 0 && p.open >= p.maxConns {
-		place := p.waiters.PushBack(make(chan *conn, 1)) // receives a connection, or nil for a slot
-		p.mu.Unlock()
-		return p.wait(c, place, limit)
-	}
 	if cn == nil {
+		if p.maxConns > 0 && p.open >= p.maxConns {
+			place := p.waiters.PushBack(make(chan *conn, 1)) // receives a connection, or nil for a slot
+			p.mu.Unlock()
+			return p.wait(c, place, limit)
+		}
 		p.open++
 	}
 	p.mu.Unlock()
@@ -123,12 +123,11 @@ func (p *pool) swap() *conn {
 func (p *pool) give(c *call, cn *conn) {
 	p.mu.Lock()
 	p.unlist(c)
-	surplus := cn
 	switch {
 	case p.waiters.Len() > 0:
 		// The call that has waited longest gets the slot before mu is released, so that leave finds it.
 		p.waiters.Remove(p.waiters.Front()).(chan *conn) <- cn
-		surplus = nil
+		cn = nil
 	case cn == nil || len(p.idle) >= p.maxIdle:
 		p.open--
 	default:
@@ -137,11 +136,11 @@ func (p *pool) give(c *call, cn *conn) {
 		if !p.armed {
 			p.arm(p.idleTimeout)
 		}
-		surplus = nil
+		cn = nil
 	}
 	p.mu.Unlock()
-	if surplus != nil {
-		surplus.Close()
+	if cn != nil { // no room for it
+		cn.Close()
 	}
 }
 

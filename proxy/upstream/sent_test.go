@@ -106,3 +106,62 @@ func TestSendBy(t *testing.T) {
 		})
 	}
 }
+
+type panicking struct{ CallControl }
+
+func (panicking) Wanted() bool { panic("wanted") }
+
+func (panicking) EarlyHints([]Field) { panic("hints") }
+
+// TestPanicOfCaller: a panic of a function that the caller has passed to Do leaves neither the call
+// nor its slot behind.
+func TestPanicOfCaller(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		edit func(req *Request, o *Options)
+	}{
+		{"Wanted", func(req *Request, _ *Options) { req.Control = panicking{} }},
+		{"Dial", func(_ *Request, o *Options) {
+			dial, first := o.Dial, true
+			o.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+				if first {
+					first = false
+					panic("dial")
+				}
+				return dial(ctx, network, address)
+			}
+		}},
+		{"Sent", func(req *Request, _ *Options) { req.Sent = func() { panic("sent") } }},
+		{"EarlyHints", func(req *Request, _ *Options) { req.Hints = panicking{} }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := newEngine(t, func(c *duplex, _ int) {
+					for c.next() != nil {
+						c.say("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + okAnswer)
+					}
+				})
+				req := get()
+				cl := e.client(t, func(o *Options) {
+					o.MaxConns = 1
+					tt.edit(req, o)
+				})
+				func() {
+					defer func() {
+						if recover() == nil {
+							t.Error("Do hid the panic")
+						}
+					}()
+					cl.Do(t.Context(), req)
+				}()
+				if n := len(cl.(*client).pool.calls); n != 0 || cl.Stats().Open != 0 {
+					t.Errorf("%d calls and %d connections are left", n, cl.Stats().Open)
+				}
+				cl.EvictIdle(t, 0) // hangs if a panic has left a mutex locked
+				if resp, _ := ask(t, cl, get()); resp.Status != 200 {
+					t.Errorf("the next call has status %d", resp.Status)
+				}
+			})
+		})
+	}
+}

@@ -69,10 +69,7 @@ func (c *Counter) View(now time.Time) View {
 		PrefillMicros: c.Prefill.PerToken(), OutputMicros: c.Output.PerToken(),
 	}
 	r := c.last.Load()
-	if r == nil {
-		return v
-	}
-	if r.Every <= 0 {
+	if r == nil || r.Every <= 0 {
 		return v
 	}
 	due := float32(now.Sub(r.At)) / float32(r.Every)

@@ -51,8 +51,8 @@ type Regression struct {
 }
 
 // Learn adds a sample: work with features x took µs. said is the prediction for it, 0 if there
-// was none. memory is the number of recent samples that count. False: the sample is ignored, because it is not finite, not positive or longer than a
-// day.
+// was none. memory is the number of recent samples that count. False: the sample is ignored, because
+// it is not finite, not positive or longer than a day.
 func (r *Regression) Learn(x *Features, took, said float64, memory int) bool {
 	size := 0.0 // squared
 	for _, v := range x {
@@ -190,15 +190,15 @@ func (s *Speed) Measure(tokens int64, took time.Duration) {
 	if !s.line.Learn(&x, float64(took)/float64(time.Microsecond), said, memory) {
 		return
 	}
-	q := &s.line.square
-	mean := q[1][0] / q[0][0]
-	alike := q[1][1]/q[0][0] <= (1+leastSpread*leastSpread)*mean*mean // the variance is small
-	w := s.line.Weights([features]bool{alike})
-	if w[1] == 0 {
-		w = s.line.Weights([features]bool{true})
+	q, c := &s.line.square, &s.line.cross
+	s.fixed, s.perUnit = 0, c[1]/q[1][1]
+	if spread := q[0][0]*q[1][1] - q[1][0]*q[1][0]; spread > leastSpread*leastSpread*q[1][0]*q[1][0] {
+		fixed, perUnit := (q[1][1]*c[0]-q[1][0]*c[1])/spread, (q[0][0]*c[1]-q[1][0]*c[0])/spread
+		if fixed > 0 && perUnit > 0 {
+			s.fixed, s.perUnit = fixed, perUnit
+		}
 	}
-	s.fixed, s.perUnit = w[0], w[1]
-	s.fit.Store(uint64(math.Float32bits(float32(w[0])))<<32 | uint64(math.Float32bits(float32(w[1]/perTokens))))
+	s.fit.Store(uint64(math.Float32bits(float32(s.fixed)))<<32 | uint64(math.Float32bits(float32(s.perUnit/perTokens))))
 }
 
 // Fit is a measured speed: the time per token and the fixed time, in µs; 0: unknown.
