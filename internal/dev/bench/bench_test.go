@@ -89,21 +89,6 @@ func TestMedian(t *testing.T) {
 	}
 }
 
-func TestPercentile(t *testing.T) {
-	var v []time.Duration
-	for i := 1; i <= 200; i++ {
-		v = append(v, time.Duration(i)*time.Microsecond)
-	}
-	for _, tt := range []struct {
-		of      []time.Duration
-		p, want float64
-	}{{nil, 0.5, 0}, {v[:1], 0.99, 1}, {v, 0.5, 100}, {v, 0.99, 198}, {v, 1, 200}} {
-		if got := percentile(tt.of, tt.p); got != tt.want {
-			t.Errorf("%v of %d: got %v, want %v", tt.p, len(tt.of), got, tt.want)
-		}
-	}
-}
-
 func TestBackendAnswers(t *testing.T) {
 	const prefilled = `{"do_remote_decode":false,"do_remote_prefill":true,"remote_block_ids":[1]}`
 	tests := []struct {
@@ -244,6 +229,9 @@ func TestChunkedBodyNeedsItsEnd(t *testing.T) {
 		}
 		if got, err := io.ReadAll(r); string(got) != "ab" || (err == nil) != tt.ok {
 			t.Errorf("%q: io.ReadAll(r) = %q, %v", tt.wire, got, err)
+		}
+		if n, err := r.Read(make([]byte, 1)); n != 0 || (err == io.EOF) != tt.ok {
+			t.Errorf("%q: got %d bytes and %v after the end", tt.wire, n, err)
 		}
 	}
 }
