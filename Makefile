@@ -130,6 +130,10 @@ chaos: ## every role of a fleet killed, stopped, cut off and slowed under load, 
 bench: build ## CPU per request and per event against peers, as ratios
 	$(GO) run ./internal/dev/bench run -pdproxy bin/pdproxy
 
+.PHONY: bench-check
+bench-check: ## CPU of the working tree beside that of commit BASE, in turn; fails if a row is slower (two cores)
+	@$(GO) build -o build/bench ./internal/dev/bench && build/bench check -base $(BASE)
+
 .PHONY: test-real
 test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)
 	conformance/real/run.sh

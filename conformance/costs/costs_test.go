@@ -17,16 +17,33 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pdproxy/pdproxy/internal/dev/testbed"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
+
+// program is the built program.
+var program string
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "pdproxy-costs")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	program = filepath.Join(dir, "pdproxy")
+	if out, err := exec.Command("go", "build", "-o", program, "./testdata/measured").CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
+		return 1
+	}
+	return isolated.Run(m)
+}
 
 // TestCosts compares the costs of the program with the numbers of testbed.Cost. Each step begins
 // when the proxy sleeps, so that the number of reads, writes and allocations does not depend on the
 // speed of the machine.
 func TestCosts(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "pdproxy")
-	if out, err := exec.Command("go", "build", "-o", program, "./testdata/measured").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 	if err := testbed.InstallStrace(); err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +51,7 @@ func TestCosts(t *testing.T) {
 		e := &testbed.Engine{Name: "e0", Role: "both", Serve: whole}
 		e.Start()
 		defer e.Close()
-		p := start(t, program, "none", e)
+		p := start(t, "none", e)
 		c := p.dial()
 		p.measure("request of 2 KB", 200, func() {
 			c.send(2048, false)
@@ -49,7 +66,7 @@ func TestCosts(t *testing.T) {
 			e.Start()
 			defer e.Close()
 		}
-		p := start(t, program, "vllm-nixl", prefill, decode)
+		p := start(t, "vllm-nixl", prefill, decode)
 		c := p.dial()
 		p.measure("PD request of 2 KB", 200, func() {
 			c.send(2048, true)
@@ -64,7 +81,7 @@ func TestCosts(t *testing.T) {
 		e := &testbed.Engine{Name: "e0", Role: "both", Serve: stream(next)}
 		e.Start()
 		defer e.Close()
-		p := start(t, program, "none", e)
+		p := start(t, "none", e)
 		c := p.dial()
 		c.send(2048, true)
 		c.event()
@@ -77,7 +94,7 @@ func TestCosts(t *testing.T) {
 		e := &testbed.Engine{Name: "e0", Role: "both", Serve: stream(next)}
 		e.Start()
 		defer e.Close()
-		p := start(t, program, "none", e)
+		p := start(t, "none", e)
 		const streams = 400
 		open := func(n int) {
 			for range n {
@@ -134,7 +151,7 @@ type proxy struct {
 }
 
 // start starts the program and waits until it serves.
-func start(t *testing.T, program, connector string, engines ...*testbed.Engine) *proxy {
+func start(t *testing.T, connector string, engines ...*testbed.Engine) *proxy {
 	t.Helper()
 	p := &proxy{t: t, addr: testbed.FreeAddr(t)}
 	var text strings.Builder

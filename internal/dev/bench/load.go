@@ -157,7 +157,7 @@ func (l *load) run() (*result, error) {
 	}
 	r := total.result()
 	used := after.minus(before)
-	cpu := (used.User + used.System).Seconds()
+	cpu := used.CPU.Seconds()
 	r.Seconds, r.Core, r.RSS = seconds, cpu/seconds, float64(after.RSS)/(1<<20)
 	r.CPURequest = per(cpu*1e6, r.Requests)
 	r.CPUEvent = per(cpu*1e6, r.Events)
