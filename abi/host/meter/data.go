@@ -13,7 +13,8 @@ var zeros [maxGap]byte
 
 // JoinData joins data segments that are near each other. Go's linker leaves out all runs of zeros,
 // so a module has 30,000 segments for one megabyte of data. For each of them the engine keeps about
-// 130 bytes, and 24 bytes in each instance.
+// 130 bytes, and 24 bytes in each instance. The memory has to be the module's own: then the bytes
+// between two segments are zero.
 func (m *Module) JoinData() {
 	i := slices.IndexFunc(m.sections, func(s section) bool { return s.id == sectionData })
 	counted := slices.ContainsFunc(m.sections, func(s section) bool { return s.id == sectionDataCount })
