@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -154,8 +155,11 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 	if err != nil {
 		return fmt.Errorf("load module: %w", err)
 	}
+	code.JoinData()
 	if m.guarded {
 		wasm = code.Meter()
+	} else {
+		wasm = code.Encode(wasm)
 	}
 	ctx = experimental.WithCompilationWorkers(ctx, workers)
 	compiled, err := m.runtime.CompileModule(ctx, wasm)
@@ -163,6 +167,7 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 		return fmt.Errorf("compile module: %w", err)
 	}
 	m.compiled = compiled
+	dropBodies(compiled)
 	m.total.limit = opts.TotalMemory
 	m.exports = compiled.ExportedFunctions()
 	m.info = Info{SizeBytes: size, CompileTime: time.Since(began)}
@@ -178,6 +183,19 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 		}
 	}
 	return m.link(ctx, opts.HostFunctions)
+}
+
+// dropBodies frees the bodies of the functions, which nothing reads after the compilation. The
+// engine would keep them as long as the module, in a private field.
+func dropBodies(compiled wazero.CompiledModule) {
+	module := reflect.ValueOf(compiled).Elem().FieldByName("module")
+	if module.Kind() != reflect.Pointer {
+		return
+	}
+	code := reflect.NewAt(module.Type().Elem(), module.UnsafePointer()).Elem().FieldByName("CodeSection")
+	if code.Kind() == reflect.Slice {
+		code.Set(reflect.MakeSlice(code.Type(), code.Len(), code.Len()))
+	}
 }
 
 // MaxSize is the size in bytes of the largest module that Load takes.

@@ -154,9 +154,11 @@ func comparePlan(t *testing.T, g *guest, set *policies.Set, rnd *rand.Rand) {
 	f := &abi.PlanFacts{
 		Request:        drawRequest(rnd),
 		PrefillTargets: rnd.Int32N(3), DecodeTargets: rnd.Int32N(3), BothTargets: rnd.Int32N(3),
-		PrefillCached: rnd.Int64N(1 << rnd.IntN(20)), BothCached: rnd.Int64N(1 << rnd.IntN(20)),
-		PrefillQueued: rnd.Int64N(1 << rnd.IntN(20)), BothQueued: rnd.Int64N(1 << rnd.IntN(20)),
-		PrefillMicros: drawMicros(rnd), BothMicros: drawMicros(rnd), TransferMicros: drawMicros(rnd) / 20, HandoverMicros: 100 * drawMicros(rnd),
+		PlanCosts: abi.PlanCosts{
+			PrefillCached: rnd.Int64N(1 << rnd.IntN(20)), BothCached: rnd.Int64N(1 << rnd.IntN(20)),
+			PrefillQueued: rnd.Int64N(1 << rnd.IntN(20)), BothQueued: rnd.Int64N(1 << rnd.IntN(20)),
+			PrefillMicros: drawMicros(rnd), BothMicros: drawMicros(rnd), TransferMicros: drawMicros(rnd) / 20, HandoverMicros: 100 * drawMicros(rnd),
+		},
 	}
 	f.Request.PromptTokens >>= rnd.IntN(20)
 	for i, name := range policies.PlanNames() {

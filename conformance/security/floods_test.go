@@ -92,7 +92,7 @@ func (h *holder) announce(a attacker, major, n, size int) {
 // TestAnnouncedBodies: memory grows with received bytes, not with announced
 // ones. The control announces two bytes: it measures the memory of its
 // connections and handshakes. With GOGC=50 their garbage stays below the limit; with the
-// default of 400 it varies by 40 MiB between two collections.
+// default it varies by more than 20 MiB between two collections.
 func TestAnnouncedBodies(t *testing.T) {
 	t.Parallel()
 	for _, secure := range []bool{false, true} {

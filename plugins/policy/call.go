@@ -148,6 +148,7 @@ func (c *call) begin(p *Policy, frame int) bool {
 		return false
 	}
 	if c.vm = v.pool.grab(); c.vm == nil {
+		v.grow()
 		if c.vm = v.pool.wait(v.opts.Budget); c.vm == nil {
 			if c.reason = Late; v.pool.isClosed() {
 				c.reason = Closed

@@ -453,6 +453,44 @@ func TestHammerClose(t *testing.T) {
 	}
 }
 
+// TestGrows: an unguarded module starts with two VMs, and gets another when a call finds none free,
+// up to its limit. A guarded one has all from its start.
+func TestGrows(t *testing.T) {
+	l := newLoading()
+	l.VMs = 3
+	live := func(v *Version) int {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		return v.live
+	}
+	v := l.load(t)
+	place := hook(t, v, abi.HookPlace)
+	if d, reason := place.Place(policytest.Pair("")); d.Decode != 3 || reason != "" || live(v) != firstVMs {
+		t.Fatalf("%+v, %q, %d VMs", d, reason, live(v))
+	}
+	var taken []*vm
+	for range l.VMs {
+		if d, reason := place.Place(policytest.Pair("")); d.Decode != 3 || reason != "" {
+			t.Errorf("%d VMs are in use: %+v, %q", len(taken), d, reason)
+		}
+		taken = append(taken, v.pool.grab())
+	}
+	if live(v) != l.VMs {
+		t.Errorf("%d VMs, want %d", live(v), l.VMs)
+	}
+	v.grow()
+	for _, m := range taken {
+		v.pool.put(m)
+	}
+	if live(v) != l.VMs {
+		t.Errorf("%d VMs after the limit", live(v))
+	}
+	l.Load.Guarded = true
+	if v := l.load(t); live(v) != l.VMs {
+		t.Errorf("a guarded module has %d VMs", live(v))
+	}
+}
+
 func TestDecisionsDoNotAllocate(t *testing.T) {
 	for _, guarded := range []bool{false, true} {
 		l := newLoading()

@@ -39,7 +39,7 @@ type Options struct {
 	Wasm     []byte
 	Load     host.LoadOptions
 	Budget   time.Duration // of one call, including the wait for a VM
-	VMs      int           // 0: one for each processor, in guarded modules all but one
+	VMs      int           // the most; 0: one for each processor, in guarded modules all but one
 	Failures *budget.Budget
 	Seed     uint32 // in every frame
 	// NewEnv returns the environment of one VM. Different VMs call their
@@ -76,9 +76,10 @@ type Version struct {
 	starts  sync.WaitGroup // starts of VMs that replace others
 	workers sync.WaitGroup // of VMs of a guarded module
 
-	mu     sync.Mutex
-	live   int  // VMs that are in the pool, in use or being replaced; guarded by mu
-	closed bool // guarded by mu
+	mu      sync.Mutex
+	live    int  // VMs that are in the pool, in use or being started; guarded by mu
+	growing bool // a VM that grow has asked for is being started; guarded by mu
+	closed  bool // guarded by mu
 }
 
 // Load compiles a module, starts and configures its VMs and reads the list of
@@ -107,14 +108,22 @@ func Load(ctx context.Context, opts Options) (*Version, error) {
 	return v, nil
 }
 
-// start runs the trial of the module and fills the pool.
+// firstVMs is the number of VMs with which an unguarded module starts. A call takes some µs, so two
+// are enough for most loads, and each takes megabytes. Guests that may loop get all at once.
+const firstVMs = 2
+
+// start runs the trial of the module and starts the first VMs.
 func (v *Version) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, host.StartBudget)
 	defer cancel()
 	if err := v.tryOut(ctx); err != nil {
 		return err
 	}
-	for range v.opts.VMs {
+	first := v.opts.VMs
+	if !v.opts.Load.Guarded {
+		first = min(first, firstVMs)
+	}
+	for range first {
 		m, err := v.newVM(ctx, v.opts.NewEnv())
 		if err != nil {
 			return err
@@ -302,7 +311,29 @@ func (v *Version) replace(m *vm) {
 		v.lose()
 		return
 	}
+	v.launch()
+}
+
+// grow starts one more VM in the background, if there may be more.
+func (v *Version) grow() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.growing || v.closed || v.live == v.opts.VMs || v.parked.Load() {
+		return
+	}
+	v.growing = true
+	v.live++
+	v.launch()
+}
+
+// launch starts a VM in the background, which v.live counts already. The caller holds v.mu.
+func (v *Version) launch() {
 	v.starts.Go(func() {
+		defer func() {
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			v.growing = false
+		}()
 		for {
 			began := time.Now()
 			ctx, cancel := context.WithTimeout(v.ctx, host.StartBudget)

@@ -62,6 +62,7 @@ type Module struct {
 	start         int // -1: none
 	sections      []section
 	references    []reference
+	joined        bool // JoinData has changed a section
 }
 
 // Function is the size of one function.

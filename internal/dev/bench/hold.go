@@ -11,6 +11,7 @@ import (
 const (
 	holdDials = 64               // streams that are opened at the same time
 	holdLimit = 90 * time.Second // to open all
+	holdQuiet = 4 * time.Second  // after its start a proxy gives memory back: pdproxy when it is quiet for a second
 )
 
 // holding is a load of slow streams that stay open until it ends.
@@ -29,6 +30,7 @@ type holding struct {
 // hold opens Conns streams and returns the growth of the proxy's RSS, which
 // does not include the kernel's socket buffers.
 func (l *load) hold() (*result, error) {
+	time.Sleep(holdQuiet)
 	before, err := usageOf(l.PIDs)
 	if err != nil {
 		return nil, err

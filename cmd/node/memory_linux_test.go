@@ -1,0 +1,55 @@
+package node
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestDropProgram: the pages of the program leave the process, which goes on.
+func TestDropProgram(t *testing.T) {
+	before := filePages(t)
+	dropProgram()
+	if after := filePages(t); after >= before {
+		t.Errorf("%d KB of files are in the process, %d KB before", after, before)
+	}
+}
+
+// filePages returns the KB of file pages in the process.
+func filePages(t *testing.T) (size int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "RssFile:")
+	if _, err := fmt.Sscanf(rest, "%d", &size); err != nil {
+		t.Fatal(err)
+	}
+	return size
+}
+
+// TestReadOnlyFiles: a mapping counts if nobody can write to it, a file is behind it, and no page has changed.
+func TestReadOnlyFiles(t *testing.T) {
+	const smaps = `00400000-015b9000 r-xp 00000000 fe:00 6226246                            /usr/bin/pdproxy
+Rss:               15204 kB
+Anonymous:             0 kB
+VmFlags: rd ex mr mw me
+015b9000-02b17000 r--p 011b9000 fe:00 6226246                            /usr/bin/pd proxy (deleted)
+Anonymous:             0 kB
+02b17000-02e1a000 rw-p 02717000 fe:00 6226246                            /usr/bin/pdproxy
+Anonymous:             0 kB
+02e1a000-02e1b000 r--p 02a1a000 fe:00 6226246                            /usr/bin/pdproxy
+Anonymous:             4 kB
+7f038965d000-7f0389edb000 r-xp 00000000 00:00 0 
+Anonymous:             0 kB
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
+Anonymous:             0 kB
+`
+	got := readOnlyFiles(bufio.NewScanner(strings.NewReader(smaps)))
+	if want := []mapping{{0x400000, 0x15b9000}, {0x15b9000, 0x2b17000}}; fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%x, want %x", got, want)
+	}
+}
