@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -218,11 +219,15 @@ func (p *proxy) measure(name string, n int, step func()) {
 		}
 	}
 	all(n) // fills pools, opens connections
-	p.memory()
-	first, before := p.memory().Mallocs, p.memory().Mallocs // the difference is that of a report
-	all(n)
-	after := p.memory().Mallocs
-	testbed.Cost(p.t, name+": allocations", (float64(after-before)-float64(before-first))/float64(n))
+	least := math.Inf(1)
+	for range 3 { // once in 8 MB of allocations, a quiet program gives memory back and empties its pools
+		p.memory()
+		first, before := p.memory().Mallocs, p.memory().Mallocs // the difference is that of a report
+		all(n)
+		after := p.memory().Mallocs
+		least = min(least, (float64(after-before)-float64(before-first))/float64(n))
+	}
+	testbed.Cost(p.t, name+": allocations", least)
 	testbed.Cost(p.t, name+": system calls", float64(p.calls(func() { all(n) }))/float64(n))
 }
 
