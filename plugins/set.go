@@ -288,6 +288,15 @@ func (s *Set) drain(p *plugin) {
 	})
 }
 
+// Shrink ends the instances of policy modules that a load needed. Decisions continue.
+func (s *Set) Shrink() {
+	for _, p := range s.table.Load().all() {
+		if p.version != nil {
+			p.version.Shrink()
+		}
+	}
+}
+
 // Reload loads a plugin again, by its name or that of one of its policies, or
 // the built-in policies, by the name of a used one. It returns when the new
 // version serves. On an error the old version continues.

@@ -22,8 +22,8 @@ const (
 
 // giveMemoryBack gives unused memory back to the operating system whenever the process has become
 // quiet: after its start, a reload, or a load. Without it the memory of a load would stay, because the
-// garbage collector runs only after the heap has grown.
-func giveMemoryBack(ctx context.Context) {
+// garbage collector runs only after the heap has grown. It calls shrink first.
+func giveMemoryBack(ctx context.Context, shrink func()) {
 	heap := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/live:bytes"}}
 	var before, given uint64
 	most := 0 // goroutines
@@ -41,6 +41,7 @@ func giveMemoryBack(ctx context.Context) {
 		worth := allocated-given > worthBytes+heap[1].Value.Uint64()/8 || most-running > worthGoroutines
 		if worth && allocated-before < quietBytes {
 			given, most = allocated, running
+			shrink()
 			runtime.GC() // a sync.Pool keeps its objects until the second collection
 			debug.FreeOSMemory()
 			dropProgram()

@@ -10,10 +10,31 @@ import (
 
 // TestDropProgram: the pages of the program leave the process, which goes on.
 func TestDropProgram(t *testing.T) {
+	touchProgram(t)
 	before := filePages(t)
 	dropProgram()
-	if after := filePages(t); after >= before {
+	if after := filePages(t); after > before/2 {
 		t.Errorf("%d KB of files are in the process, %d KB before", after, before)
+	}
+}
+
+// touchProgram brings the pages of the program into the process.
+func touchProgram(t *testing.T) {
+	t.Helper()
+	smaps, err := os.Open("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer smaps.Close()
+	memory, err := os.Open("/proc/self/mem")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	for _, m := range readOnlyFiles(bufio.NewScanner(smaps)) {
+		if _, err := memory.ReadAt(make([]byte, m.end-m.start), int64(m.start)); err != nil {
+			t.Logf("%x: %v", m.start, err)
+		}
 	}
 }
 

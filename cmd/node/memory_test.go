@@ -17,7 +17,7 @@ func TestMemoryGoesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		go giveMemoryBack(ctx)
+		go giveMemoryBack(ctx, func() {})
 		load := func() {
 			garbage = append(garbage[:0], make([]byte, 64<<20))
 			for i := range garbage[0] {
@@ -47,7 +47,7 @@ func TestGoroutinesThatEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		go giveMemoryBack(ctx)
+		go giveMemoryBack(ctx, func() {})
 		time.Sleep(3 * memoryTick) // the memory of the tests before has gone back
 		block := make(chan struct{})
 		const streams = 4 * worthGoroutines

@@ -48,7 +48,7 @@ func (n *Node) Serve(ctx context.Context) error {
 	}
 	wg.Go(func() { n.reportReadiness(background) })
 	wg.Go(func() { n.keepToken(background) })
-	wg.Go(func() { giveMemoryBack(background) })
+	wg.Go(func() { giveMemoryBack(background, n.plugins.Shrink) })
 	err := n.serveFront(ctx)
 	stopWarming()
 	stopLeading() // stopLeading also frees the resources that the workers left on engines

@@ -485,8 +485,13 @@ func TestGrows(t *testing.T) {
 	if live(v) != l.VMs {
 		t.Errorf("%d VMs after the limit", live(v))
 	}
+	v.Shrink()
+	if d, reason := place.Place(policytest.Pair("")); live(v) != firstVMs || d.Decode != 3 || reason != "" {
+		t.Errorf("%d VMs after Shrink: %+v, %q", live(v), d, reason)
+	}
 	l.Load.Guarded = true
-	if v := l.load(t); live(v) != l.VMs {
+	v = l.load(t)
+	if v.Shrink(); live(v) != l.VMs {
 		t.Errorf("a guarded module has %d VMs", live(v))
 	}
 }

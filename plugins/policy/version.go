@@ -326,6 +326,20 @@ func (v *Version) grow() {
 	v.launch()
 }
 
+// Shrink ends the VMs beyond those of the start that are free now.
+func (v *Version) Shrink() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for !v.opts.Load.Guarded && !v.closed && v.live > firstVMs {
+		m := v.pool.grab()
+		if m == nil {
+			return
+		}
+		_ = m.close(v.ctx)
+		v.live--
+	}
+}
+
 // launch starts a VM in the background, which v.live counts already. The caller holds v.mu.
 func (v *Version) launch() {
 	v.starts.Go(func() {
