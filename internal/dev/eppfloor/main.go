@@ -12,6 +12,7 @@ import (
 	"log"
 	"net"
 	"os"
+	"runtime"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -24,16 +25,14 @@ import (
 
 const headerDestination = "x-gateway-destination-endpoint"
 
-// ballast delays garbage collections.
-var ballast []byte
-
 func main() {
 	listen := flag.String("listen", "127.0.0.1:0", "address for gateways")
 	endpoint := flag.String("endpoint", "", "address of the engine of all requests")
 	bytes := flag.Bool("bytes", false, "answer with prepared bytes, without protobuf")
 	flag.Parse()
 	if os.Getenv("GOGC") == "" {
-		ballast = make([]byte, 16<<20) // as pdproxy
+		ballast := make([]byte, 16<<20) // as pdproxy
+		defer runtime.KeepAlive(ballast)
 	}
 	l, err := net.Listen("tcp", *listen)
 	if err != nil {
