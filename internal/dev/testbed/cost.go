@@ -16,7 +16,7 @@ var costs string
 // lowered, so that no later change uses up the gain unnoticed.
 func Cost(t testing.TB, name string, got float64) {
 	t.Helper()
-	got = math.Round(got)
+	got = max(0, math.Round(got))
 	for line := range strings.Lines(costs) {
 		number, what, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if strings.TrimSpace(what) != name {
