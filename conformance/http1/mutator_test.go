@@ -8,14 +8,29 @@ import (
 
 // mutator makes streams of one or more requests: first by a grammar whose rules are sometimes
 // wrong, then with changes at random places.
-type mutator struct{ *rand.Rand }
+type mutator struct {
+	*rand.Rand
+	methods []string // of most requests
+	target  string
+	text    func() []string // bodies
+}
 
 func rng(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }
 
 // randomStream returns the stream of a seed.
 func randomStream(seed uint64) []byte {
-	m := mutator{rng(seed)}
-	var b []byte
+	bodies := []string{"hello", "", "h", "hello world, hello"}
+	return mutator{rng(seed), methods, "/a", func() []string { return bodies }}.stream()
+}
+
+// chatStream is a stream of chat requests whose prompts begin with a marker.
+func chatStream(seed uint64, marker string) []byte {
+	m := mutator{Rand: rng(seed), methods: []string{"POST"}, target: chatPath}
+	m.text = func() []string { return []string{chatBody(fmt.Sprint(marker, m.IntN(1<<30)), m.rare(3))} }
+	return m.stream()
+}
+
+func (m mutator) stream() (b []byte) {
 	for range 1 + m.IntN(3) {
 		b = m.request(b)
 	}
@@ -50,8 +65,8 @@ func (m mutator) lineEnd() string {
 // request appends one request.
 func (m mutator) request(b []byte) []byte {
 	b = append(b, m.often(15, "", "\r\n", "\n", "\r", " ", "\r\n\r\n\r\n", "\x00")...)
-	method := m.often(40, m.pick(methods...), "post", "FOO", "P OST", "PO\tST", "", "PRI")
-	target := m.often(4, "/a", "/unread", "/unread", "/some", "/some", "/a?b=c;d&e=%20", "/a?\"<>\\^`{|}", "*", "http://h/a", "http://h", "https://u:p@h:1/a?b", "//a", "/%")
+	method := m.often(40, m.pick(m.methods...), "post", "FOO", "P OST", "PO\tST", "", "PRI")
+	target := m.often(4, m.target, "/unread", "/unread", "/some", "/some", "/a?b=c;d&e=%20", "/a?\"<>\\^`{|}", "*", "http://h/a", "http://h", "https://u:p@h:1/a?b", "//a", "/%")
 	target = m.often(40, target, "h:80", "/a#f", "/%00", "/a\x00", "/a b", "/\x80\xff", "", "a", "/a\t", "http://h:/", "http://h/\x80", "x:/", "/a\x7f")
 	version := m.often(12, "HTTP/1.1", "HTTP/1.0", "HTTP/1.0")
 	version = m.often(60, version, "HTTP/1.2", "HTTP/2.0", "HTTP/0.9", "HTTP/1.10", "HTTP/01.1", "http/1.1", "HTTP/1.1 ", "HTTPS/1.1", "HTTP/1,1", "HTTP/", "")
@@ -128,7 +143,7 @@ func (m mutator) length(n int) string {
 }
 
 func (m mutator) body() string {
-	return m.often(5, m.pick("", "h", "hello", "hello world, hello"), "GET /inner HTTP/1.1\r\nHost: inner\r\n\r\n", "0\r\n\r\nGET /inner HTTP/1.1\r\nHost: inner\r\n\r\n", "\r\n", "\x00\xff\n", "5\r\nhello\r\n0\r\n\r\n", string(bytes.Repeat([]byte("0123456789"), 30)))
+	return m.often(5, m.pick(m.text()...), "GET /inner HTTP/1.1\r\nHost: inner\r\n\r\n", "0\r\n\r\nGET /inner HTTP/1.1\r\nHost: inner\r\n\r\n", "\r\n", "\x00\xff\n", "5\r\nhello\r\n0\r\n\r\n", string(bytes.Repeat([]byte("0123456789"), 30)))
 }
 
 // chunks appends a body in chunks.
@@ -184,9 +199,9 @@ func (m mutator) change(b []byte) []byte {
 }
 
 // split cuts a stream at random places.
-func (m mutator) split(b []byte) (pieces [][]byte) {
+func split(r *rand.Rand, b []byte) (pieces [][]byte) {
 	for len(b) > 0 {
-		n := 1 + m.IntN(min(len(b), 1+m.IntN(60)))
+		n := 1 + r.IntN(min(len(b), 1+r.IntN(60)))
 		pieces, b = append(pieces, b[:n]), b[n:]
 	}
 	return pieces

@@ -35,8 +35,8 @@ func TestRandomStreams(t *testing.T) {
 			return
 		}
 		l := readLLHTTP(t, s)
-		whole := wholeRequests(s, l)
-		got, err := proxy.send(whole, mutator{rng(seed)}.split(s)...)
+		whole := mostRequests(s, l)
+		got, err := proxy.send(whole, split(rng(seed), s)...)
 		if err != nil {
 			t.Errorf("seed %d: %v\n%q", seed, err, s)
 			return

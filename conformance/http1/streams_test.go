@@ -73,7 +73,7 @@ func TestStreams(t *testing.T) {
 	parallel(len(list), 8, func(i int) {
 		n := &list[i]
 		l := readLLHTTP(t, n.stream)
-		whole := wholeRequests(n.stream, l)
+		whole := mostRequests(n.stream, l)
 		got, err := proxy.send(whole, n.stream)
 		if err != nil {
 			t.Errorf("%s: %v", n.name, err)
@@ -115,7 +115,7 @@ func TestSplits(t *testing.T) {
 	list, _ := namedStreams(t)
 	parallel(len(list), 4, func(i int) {
 		n := list[i]
-		whole := wholeRequests(n.stream, readLLHTTP(t, n.stream))
+		whole := mostRequests(n.stream, readLLHTTP(t, n.stream))
 		want, _, _ := strings.Cut(n.want, "\nexception: ")
 		check := func(how string, pieces ...[]byte) {
 			got, err := proxy.send(whole, pieces...)
@@ -171,7 +171,7 @@ func FuzzStreams(f *testing.F) {
 			return
 		}
 		l := readLLHTTP(t, s)
-		whole, at := wholeRequests(s, l), min(int(cut), len(s))
+		whole, at := mostRequests(s, l), min(int(cut), len(s))
 		got, err := proxy.send(whole, s[:at], s[at:])
 		if err != nil {
 			t.Fatal(err)

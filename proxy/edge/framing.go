@@ -27,7 +27,7 @@ type framing struct {
 	line     [64]byte      // the first bytes of the current line
 	tail     [9]byte       // the last bytes of the current line
 	n        int           // the length of the current line so far, may exceed len(line)
-	refusing []byte        // bytes that Read returns before EOF
+	refusing []byte        // bytes that Read returns before EOF, after framingEnd
 	refusal  *openai.Error // the reason; nil: no head was refused
 }
 
@@ -54,7 +54,7 @@ const (
 	// http2Preface begins an HTTP/2 connection (RFC 9113 3.4). net/http accepts it only
 	// as the first bytes of a connection.
 	http2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-	// malformedLine is a header line that net/http answers with 400.
+	// malformedLine ends a line that net/http accepts in no head, chunk size or trailer.
 	malformedLine = "\x00\n"
 )
 
@@ -136,7 +136,7 @@ func (f *framing) readLine(p []byte, i int) int {
 	crlf := f.n > 0 && f.tail[len(f.tail)-1] == '\r'
 	f.n = 0
 	f.endLine(line, whole, crlf)
-	if f.refusing != nil && !crlf { // without its LF, the line does not end the head
+	if f.state == framingEnd { // without its LF, the line is a part of the malformed one
 		return i + end
 	}
 	return i + end + 1
@@ -151,7 +151,7 @@ func (f *framing) endLine(line []byte, whole, crlf bool) {
 	case f.state == framingHead && !crlf:
 		f.refuse(errLine)
 	case !crlf:
-		f.state = framingEnd
+		f.end()
 	case f.state == framingChunk:
 		f.chunk(line, whole)
 	case f.state == framingTrailer:
@@ -207,7 +207,7 @@ func (f *framing) trailer(line []byte) {
 	case len(line) == 0:
 		f.begin()
 	case bytes.ContainsAny(name, " \t"), bytes.EqualFold(name, contentLength), bytes.EqualFold(name, transferEncoding):
-		f.state = framingEnd
+		f.end()
 	}
 }
 
@@ -218,7 +218,7 @@ func (f *framing) chunk(line []byte, whole bool) {
 	n, err := strconv.ParseUint(string(size), 16, 62)
 	switch {
 	case err != nil || !cut && !whole:
-		f.state = framingEnd
+		f.end()
 	case n == 0:
 		f.state = framingTrailer
 	default:
@@ -228,10 +228,15 @@ func (f *framing) chunk(line []byte, whole bool) {
 
 // refuse makes net/http refuse the request.
 func (f *framing) refuse(why *openai.Error) {
-	f.state, f.refusing, f.refusal = framingEnd, []byte(malformedLine), why
+	f.end()
+	f.refusal = why
 }
 
-// readRefusal returns the bytes that make net/http refuse the request, then io.EOF.
+// end lets no other byte pass. Without the malformed line, net/http would take the end for that of
+// the client, and cancel the requests before.
+func (f *framing) end() { f.state, f.refusing = framingEnd, []byte(malformedLine) }
+
+// readRefusal returns the malformed line, then io.EOF.
 func (f *framing) readRefusal(p []byte) (int, error) {
 	if len(f.refusing) == 0 {
 		return 0, io.EOF

@@ -15,8 +15,9 @@ import (
 	"time"
 )
 
-// framingStreams has the bytes of one connection in each row. No byte after a mark may
-// pass. At the mark "!" net/http also gets a malformed line; at the mark "|" it does not.
+// framingStreams has the bytes of one connection in each row. No byte after a mark may pass,
+// and net/http gets a malformed line there. At the mark "!" the head is refused; at the mark "|" a
+// body has no end.
 var framingStreams = []struct{ name, bytes string }{
 	{"length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
 	{"no body", "GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"},
@@ -41,9 +42,9 @@ var framingStreams = []struct{ name, bytes string }{
 	{"tabs around a coding", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: \t chunked\t\r\n!\r\n0\r\n\r\n"},
 	{"unknown coding", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: identity\r\n!\r\nhello"},
 	{"length of nothing", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n!\r\n0\r\n\r\n"},
-	{"request line without CR", "POST / HTTP/1.1!\nHost: a\r\nContent-Length: 5\r\n\r\nhello"},
-	{"header line without CR", "POST / HTTP/1.1\r\nHost: a!\nContent-Length: 5\r\n\r\nhello"},
-	{"end of the head without CR", "GET / HTTP/1.1\r\nHost: a\r\n!\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"request line without CR", "POST / HTTP/1.1\n!Host: a\r\nContent-Length: 5\r\n\r\nhello"},
+	{"header line without CR", "POST / HTTP/1.1\r\nHost: a\n!Content-Length: 5\r\n\r\nhello"},
+	{"end of the head without CR", "GET / HTTP/1.1\r\nHost: a\r\n\n!GET / HTTP/1.1\r\nHost: a\r\n\r\n"},
 	{"the same length twice", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5\r\n!\r\nhello"},
 	{"folded line of another name", "GET / HTTP/1.1\r\nHost: a\r\nX-A: b\r\n content-length: 5\r\n!\r\n"},
 	{"CONNECT with a length", "CONNECT a:80 HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n!\r\nhello"},
@@ -79,18 +80,13 @@ var framingStreams = []struct{ name, bytes string }{
 	{"chunk size past the line buffer", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + strings.Repeat("0", 65) + "5\r\n|hello"},
 }
 
-// parseFramingStream removes the mark of s. pass is the part before the mark, all is the whole
-// text, and refusal is the line that net/http gets at the mark.
-func parseFramingStream(s string) (pass, all, refusal string) {
-	for _, mark := range []string{"!", "|"} {
-		if i := strings.Index(s, mark); i >= 0 {
-			if mark == "!" {
-				refusal = malformedLine
-			}
-			return s[:i], s[:i] + s[i+1:], refusal
-		}
+// parseFramingStream removes the mark of s, and returns it, 0 without one. pass is what net/http
+// gets, all is the whole text.
+func parseFramingStream(s string) (pass, all string, mark byte) {
+	if i := strings.IndexAny(s, "!|"); i >= 0 {
+		return strings.TrimSuffix(s[:i], "\n") + malformedLine, s[:i] + s[i+1:], s[i]
 	}
-	return s, s, ""
+	return s, s, 0
 }
 
 // pieces is a connection whose reads return the pieces of a test.
@@ -145,8 +141,7 @@ func split(s string, cuts ...int) [][]byte {
 func TestFramingAtEverySplit(t *testing.T) {
 	for _, tt := range framingStreams {
 		t.Run(tt.name, func(t *testing.T) {
-			pass, all, refusal := parseFramingStream(tt.bytes)
-			want := pass + refusal
+			want, all, _ := parseFramingStream(tt.bytes)
 			check := func(how, got string) {
 				t.Helper()
 				if got != want {
@@ -302,7 +297,7 @@ func TestFramingTrailerWithoutCR(t *testing.T) {
 		{"3\r\nabc\r\n0\r\nX: " + strings.Repeat("y", 100) + "\n", "\r\n" + next},
 	} {
 		for cut := range len(head + tt.pass) {
-			if got := readFramed(t, head+tt.pass+tt.rest, 4096, cut); got != head+tt.pass {
+			if got := readFramed(t, head+tt.pass+tt.rest, 4096, cut); got != head+strings.TrimSuffix(tt.pass, "\n")+malformedLine {
 				t.Fatalf("%q, split at %d: got %q", tt.pass+tt.rest, cut, got)
 			}
 		}
@@ -325,10 +320,10 @@ func TestFramingBelowServer(t *testing.T) {
 		}
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				pass, all, refusal := parseFramingStream(tt.bytes)
+				pass, all, mark := parseFramingStream(tt.bytes)
 				got, sent := serveStream(all, true)
 				switch {
-				case refusal != "":
+				case mark == '!':
 					// net/http closes the connection after bytes that it does not
 					// recognize as an HTTP/2 preface.
 					preface := len(got) > 0 && got[len(got)-1].method == "PRI" && strings.HasSuffix(sent, "Connection: close\r\n\r\nhandled")
