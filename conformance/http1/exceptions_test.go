@@ -29,11 +29,11 @@ var exceptions = []exception{{
 	applies:  func(seen []message) bool { return last(seen).proto != "HTTP/1.1" && last(seen).proto != "HTTP/1.0" },
 }, {
 	name:     "characters of the target",
-	reason:   "llhttp refuses bytes from 0x80 on, and a target that is no path and no URL with ://. The proxy knows no such path and answers 404.",
+	reason:   "llhttp refuses bytes from 0x80 on, and allows only letters in a scheme. The proxy knows no such path and answers 404.",
 	refusals: []string{"HPE_INVALID_URL"},
 	applies: func(seen []message) bool {
 		t := last(seen).target
-		return strings.ContainsFunc(t, func(r rune) bool { return r > 0x7f }) || t[0] != '/' && !strings.Contains(t, "://")
+		return strings.ContainsFunc(t, func(r rune) bool { return r > 0x7f }) || !strings.HasPrefix(t, "/")
 	},
 }, {
 	name:     "chunk extension",

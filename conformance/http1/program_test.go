@@ -34,6 +34,7 @@ type program struct {
 	tls    bool
 	config string
 	log    *os.File
+	cmd    *exec.Cmd // the first process
 }
 
 // startProgram runs the program until the test ends. keys are further keys of [server].
@@ -56,13 +57,12 @@ func startProgram(t *testing.T, secure bool, keys string) *program {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		logged, _ := os.ReadFile(p.log.Name())
-		if t.Failed() || strings.Contains(string(logged), "panic") {
+		if logged := p.logged(); t.Failed() || strings.Contains(logged, "panic") {
 			t.Errorf("log:\n%.5000s", logged)
 		}
 		p.log.Close()
 	})
-	p.run()
+	p.cmd = p.run()
 	testbed.Eventually(t, "the program serves", p.ready)
 	return p
 }
@@ -82,6 +82,11 @@ func (p *program) run(flags ...string) *exec.Cmd {
 		<-ended
 	})
 	return cmd
+}
+
+func (p *program) logged() string {
+	b, _ := os.ReadFile(p.log.Name())
+	return string(b)
 }
 
 func (p *program) ready() bool {
@@ -263,6 +268,13 @@ func (e *engine) with(text string) (found []received) {
 		}
 	}
 	return found
+}
+
+// forget drops the recorded requests.
+func (e *engine) forget() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.seen = nil
 }
 
 // framed are names that no header at the engine has, because they belong to the client's connection.

@@ -48,6 +48,7 @@ var (
 	contentLength    = []byte("content-length")
 	transferEncoding = []byte("transfer-encoding")
 	http11           = []byte("HTTP/1.1")
+	connect          = []byte("CONNECT ")
 )
 
 const (
@@ -159,7 +160,10 @@ func (f *framing) endLine(line []byte, whole, crlf bool) {
 	case !f.inHead:
 		f.inHead = true
 		f.http11 = bytes.HasSuffix(bytes.TrimSuffix(f.tail[:], []byte("\r")), http11)
-		f.connect = bytes.HasPrefix(line, []byte("CONNECT "))
+		target, isConnect := bytes.CutPrefix(bytes.TrimLeft(line, "\r"), connect)
+		if f.connect = isConnect; isConnect && bytes.HasPrefix(target, []byte(" ")) {
+			f.end() // net/http would accept the empty target
+		}
 	case len(line) > 0 && folded(line):
 		f.refuse(errLine)
 	case len(line) > 0:

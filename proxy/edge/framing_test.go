@@ -48,6 +48,8 @@ var framingStreams = []struct{ name, bytes string }{
 	{"the same length twice", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5\r\n!\r\nhello"},
 	{"folded line of another name", "GET / HTTP/1.1\r\nHost: a\r\nX-A: b\r\n content-length: 5\r\n!\r\n"},
 	{"CONNECT with a length", "CONNECT a:80 HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n!\r\nhello"},
+	{"CONNECT behind a bare CR", "GET / HTTP/1.1\r\nHost: a\r\n\r\n\rCONNECT a:80 HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n!\r\nhello"},
+	{"CONNECT without a target", "CONNECT  HTTP/1.1\r\n!Host: a\r\n\r\n"},
 	{"CONNECT with a coding", "CONNECT a:80 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
 	{"GET", "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
 	{"good then bad", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhelloPOST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
