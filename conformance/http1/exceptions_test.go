@@ -20,7 +20,7 @@ type exception struct {
 var exceptions = []exception{{
 	name:     "unknown method",
 	reason:   "llhttp has a list of methods. The proxy answers 404 or 405 to others.",
-	refusals: []string{"HPE_INVALID_METHOD", "HPE_INVALID_VERSION: Expected HTTP/2 Connection Preface", "HPE_PAUSED_H2_UPGRADE"},
+	refusals: []string{"HPE_INVALID_METHOD", "HPE_INVALID_VERSION: Expected HTTP/2 Connection Preface", "HPE_PAUSED_H2_UPGRADE", "is not a whole head"}, // the last: PRI, for which llhttp awaits a preface
 	applies:  func(seen []message) bool { return !slices.Contains(methods, last(seen).method) },
 }, {
 	name:     "minor version",

@@ -70,7 +70,11 @@ func startProgram(t *testing.T, secure bool, keys string) *program {
 // run starts a process of the program, which takes over from another one.
 func (p *program) run(flags ...string) *exec.Cmd {
 	p.t.Helper()
-	cmd := exec.Command(pdproxy, append([]string{"run", p.config}, flags...)...)
+	path, err := pdproxy()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	cmd := exec.Command(path, append([]string{"run", p.config}, flags...)...)
 	cmd.Stderr = p.log
 	if err := cmd.Start(); err != nil {
 		p.t.Fatal(err)
@@ -327,7 +331,7 @@ func post(path, body string, lines ...string) string {
 // answer.
 func TestProgramStreams(t *testing.T) {
 	p := startProgram(t, false, "")
-	streams, seed := number(t, "HTTP1_STREAMS", 4000)/4, number(t, "HTTP1_SEED", 1)
+	streams, seed := number(t, "HTTP1_STREAMS", usualStreams)/4, number(t, "HTTP1_SEED", 1)
 	var sent, reached atomic.Int64
 	parallel(streams, 8, func(n int) {
 		seed := uint64(seed + n)

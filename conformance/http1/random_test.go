@@ -8,6 +8,9 @@ import (
 	"testing"
 )
 
+// usualStreams is how many random streams a run without HTTP1_STREAMS compares.
+const usualStreams = 10_000
+
 // number returns the number of an environment variable.
 func number(t testing.TB, name string, usual int) int {
 	t.Helper()
@@ -25,7 +28,7 @@ func number(t testing.TB, name string, usual int) int {
 // TestRandomStreams compares the proxy with net/http and llhttp on random streams that arrive in
 // random pieces.
 func TestRandomStreams(t *testing.T) {
-	streams, seed := number(t, "HTTP1_STREAMS", 4000), number(t, "HTTP1_SEED", 1)
+	streams, seed := number(t, "HTTP1_STREAMS", usualStreams), number(t, "HTTP1_SEED", 1)
 	proxy, library := onSockets(t, proxyServer), onSockets(t, netHTTPServer)
 	var handled, excused atomic.Int64
 	parallel(streams, 8, func(n int) {

@@ -79,10 +79,12 @@ func TestStreams(t *testing.T) {
 			t.Errorf("%s: %v", n.name, err)
 			return
 		}
-		std, err := library.send(whole, n.stream)
-		if err != nil {
-			t.Errorf("%s: net/http: %v", n.name, err)
-			return
+		var std observation
+		if len(got.messages) > 0 {
+			if std, err = library.send(whole, n.stream); err != nil {
+				t.Errorf("%s: net/http: %v", n.name, err)
+				return
+			}
 		}
 		e, difference := judge(got, l, std)
 		if difference != "" {
@@ -167,14 +169,17 @@ func FuzzStreams(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, s []byte, cut uint16) {
-		if otherProtocol(s) || len(s) > 16<<10 {
-			return
+		if otherProtocol(s) || len(s) < len("PRI * HTTP/2.0") || len(s) > 16<<10 {
+			return // net/http answers no shorter stream before the limit of a head
 		}
 		l := readLLHTTP(t, s)
 		whole, at := mostRequests(s, l), min(int(cut), len(s))
 		got, err := proxy.send(whole, s[:at], s[at:])
 		if err != nil {
 			t.Fatal(err)
+		}
+		if len(got.messages) == 0 {
+			return
 		}
 		std, err := library.send(whole, s)
 		if err != nil {
