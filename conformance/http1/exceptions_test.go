@@ -42,17 +42,23 @@ var exceptions = []exception{{
 	applies:  func([]message) bool { return true },
 }, {
 	name:     "close that only llhttp sees",
-	reason:   "llhttp takes Proxy-Connection: close, and Connection: close in a trailer, for the end of the connection. The request ends at the same byte.",
+	reason:   "llhttp takes Proxy-Connection: close, Connection: close in a trailer, and close in what is no list, for the end of the connection. The request ends at the same byte.",
 	refusals: []string{"HPE_CLOSED_CONNECTION"},
 	applies: func(seen []message) bool {
 		if len(seen) < 2 {
 			return false
 		}
 		before := seen[len(seen)-2]
-		return slices.ContainsFunc(before.fields, func(f string) bool { return strings.HasPrefix(f, "proxy-connection: ") }) ||
-			slices.ContainsFunc(before.trailers, func(f string) bool {
-				return strings.HasPrefix(f, "proxy-connection: ") || strings.HasPrefix(f, "connection: ")
+		has := func(lines []string, name string, ok func(value string) bool) bool {
+			return slices.ContainsFunc(lines, func(line string) bool {
+				value, is := strings.CutPrefix(line, name+": ")
+				return is && ok(value)
 			})
+		}
+		any := func(string) bool { return true }
+		noList := func(value string) bool { return strings.Contains(strings.ReplaceAll(value, ", ", ","), " ") }
+		return has(before.fields, "proxy-connection", any) || has(before.fields, "connection", noList) ||
+			has(before.trailers, "connection", any) || has(before.trailers, "proxy-connection", any)
 	},
 }}
 
@@ -71,8 +77,14 @@ func judge(got observation, l reading, std observation) (*exception, string) {
 	if d == "" {
 		return nil, ""
 	}
+	seen := slices.Clone(got.messages[:n+1])
+	for i := range seen {
+		if seen[i].own {
+			seen[i] = l.messages[i]
+		}
+	}
 	for i, e := range exceptions {
-		if e.refuses(d) && e.applies(got.messages[:n+1]) {
+		if e.refuses(d) && e.applies(seen) {
 			return &exceptions[i], ""
 		}
 	}
