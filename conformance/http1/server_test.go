@@ -170,13 +170,19 @@ func (o observation) String() string {
 			lines = append(lines, fmt.Sprintf("%d %s", a.status, a.message))
 		}
 	}
-	if n := len(o.answers); n > 0 && o.answers[n-1].close {
+	if o.closes() {
 		lines = append(lines, "close")
 	}
 	if len(lines) == 0 {
 		return "nothing"
 	}
 	return strings.Join(lines, "\n")
+}
+
+// closes reports that the last answer announces the end of the connection.
+func (o observation) closes() bool {
+	n := len(o.answers)
+	return n > 0 && o.answers[n-1].close
 }
 
 // refusal reports that the server has refused a request by itself.
