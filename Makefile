@@ -75,8 +75,8 @@ vet:
 processes: # the second tier under the race detector, and the failures with every connector again
 	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out http1 security,$(SECOND)),./conformance/$p) $(REPEATED)
 
-# The programs of http1 and security are processes of their own, which the race detector does not see. The
-# other packages make other system calls without the detector, or run as root what
+# The programs that http1 and security test are processes of their own, which the race detector
+# does not see. The other packages make other system calls without the detector, or run as root what
 # the first tier may skip. The detector hides the memory of a compilation (abi/host/meter).
 .PHONY: alone
 alone: # the second tier without the race detector

@@ -55,10 +55,10 @@ var exceptions = []exception{{
 				return is && ok(value)
 			})
 		}
-		any := func(string) bool { return true }
+		always := func(string) bool { return true }
 		noList := func(value string) bool { return strings.Contains(strings.ReplaceAll(value, ", ", ","), " ") }
-		return has(before.fields, "proxy-connection", any) || has(before.fields, "connection", noList) ||
-			has(before.trailers, "connection", any) || has(before.trailers, "proxy-connection", any)
+		return has(before.fields, "proxy-connection", always) || has(before.fields, "connection", noList) ||
+			has(before.trailers, "connection", always) || has(before.trailers, "proxy-connection", always)
 	},
 }}
 
