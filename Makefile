@@ -20,7 +20,7 @@ RACE         := -race $(foreach p,engine/wazevo/backend/... engine/wazevo/fronte
 SUITE        := $(GO) run ./internal/dev/suite
 # The second tier has these packages below conformance, and these tests of conformance
 # itself: they start many processes, or need root, the network, or other programs.
-SECOND       := abi chaos costs deploy discovery fleet kvevents plugins policies scaling security takeover
+SECOND       := abi chaos costs deploy discovery fleet http1 kvevents plugins policies scaling security takeover
 SECOND_TESTS := ^Test(Modes|Soak|Std|WorkerKilled|CoordinatorKilled)$$
 # The first tier runs conformance and internal without the race detector. They are tools and
 # simulated engines, and the detector takes five times the processor time. The second tier runs
@@ -35,6 +35,7 @@ GATEWAY_TESTS := ^Test(Texts|ClientLeaves|KilledPicker|Overload|PrefillFails|Str
 BENCHTIME    ?= 200ms
 SOAK         ?= 10m
 IDS          ?= 100000000
+STREAMS      ?= 600000
 MODE         ?= fleet
 COVERAGE_MIN := 85
 # Packages whose tests run the whole proxy with fake engines (proxytest/world), and so cover the packages below theirs.
@@ -72,14 +73,14 @@ vet:
 
 .PHONY: processes
 processes: # the second tier under the race detector, and the failures with every connector again
-	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out costs security,$(SECOND)),./conformance/$p) $(REPEATED)
+	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out costs http1 security,$(SECOND)),./conformance/$p) $(REPEATED)
 
-# The attacked and the measured program are processes of their own, which the race detector does not see. The
-# other packages make other system calls without the detector, or run as root what
+# The programs that costs, http1 and security test are processes of their own, which the race detector
+# does not see. The other packages make other system calls without the detector, or run as root what
 # the first tier may skip. The detector hides the memory of a compilation (abi/host/meter).
 .PHONY: alone
 alone: # the second tier without the race detector
-	@$(SUITE) -strict -shuffle=on -timeout=10m ./abi/host/meter ./conformance/costs ./conformance/security ./proxy/upstream ./proxy/coordinator ./proxy/coordinator/fleet ./proxy/coordinator/link ./proxy/state/kvindex ./proxy/privatedir ./plugins/filter ./plugins/policy ./cmd/...
+	@$(SUITE) -strict -shuffle=on -timeout=10m ./abi/host/meter ./conformance/costs ./conformance/http1 ./conformance/security ./proxy/upstream ./proxy/coordinator ./proxy/coordinator/fleet ./proxy/coordinator/link ./proxy/state/kvindex ./proxy/privatedir ./plugins/filter ./plugins/policy ./cmd/...
 
 .PHONY: modes
 modes: export PDPROXY_MODE = $(MODE)
@@ -117,6 +118,10 @@ soak: ## mixed load with engines killed, hung and restarted, for SOAK
 security: ## attacks of every kind on the built program, Chromium's too, then hostile load beside honest for SOAK (root)
 	PDPROXY_SECURITY=long $(GO) test -count=1 -skip '^TestHostileSoak$$' -timeout 30m ./conformance/security
 	PDPROXY_SECURITY=long PDPROXY_SECURITY_SOAK=$(SOAK) $(GO) test -count=1 -run '^TestHostileSoak$$' -v -timeout 2h ./conformance/security
+
+.PHONY: fuzz-http1
+fuzz-http1: ## STREAMS random HTTP/1.1 streams: the proxy accepts nothing that net/http or llhttp reads in another way (npm)
+	HTTP1_STREAMS=$(STREAMS) $(GO) test -count=1 -run '^TestRandomStreams$$' -v -timeout 2h ./conformance/http1
 
 .PHONY: ids
 ids: ## IDS ids from 64 workers through fail-overs, clock steps and restarts, each looked up

@@ -1,15 +1,9 @@
 package security
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
-	"io"
-	"math/rand/v2"
-	"net/http"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 )
@@ -176,105 +170,4 @@ func wellFramed(t *testing.T, name string, r received) {
 	if strings.ContainsAny(strings.Join(r.header, ""), "\r\x00") {
 		t.Errorf("%s: the engine received control characters: %q", name, r.header)
 	}
-}
-
-// framingPieces are put at random places of a stream.
-var framingPieces = []string{
-	"\r\n", "\n", "\r", " ", "\t", ":", "Content-Length: 5\r\n", "content-length:5\n", "Content-Length: 10\r\n",
-	"Transfer-Encoding: chunked\r\n", "transfer-encoding:chunked\n", "Transfer-Encoding: identity\r\n",
-	"Transfer-Encoding:\r\n chunked\r\n", "X: y\r\n", "0\r\n\r\n", "5\r\nhello\r\n", "05\r\nhello\r\n", "0\r\nT: v\r\n\r\n",
-	"0\r\nT: v\n\n", postLine, "GET / HTTP/1.1\r\nHost: x\r\n", "\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\x00",
-	"Connection: close\r\n", " Content-Length: 5\r\n", "Content-Length:\t5 \r\n", "Trailer: Content-Length\r\n", "Expect: 100-continue\r\n",
-}
-
-// randomStream is two or three requests with changes at random places.
-func randomStream(rng *rand.Rand, n int) []byte {
-	var b []byte
-	for range 2 + rng.IntN(2) {
-		body := chat(fmt.Sprintf("random-%d-%d", n, rng.IntN(1<<30)), false)
-		if rng.IntN(2) == 0 {
-			b = fmt.Appendf(b, "%sContent-Length: %d\r\n\r\n%s", postLine, len(body), body)
-		} else {
-			b = fmt.Appendf(b, "%s%s\r\n%s0\r\n\r\n", postLine, chunked, chunk(body))
-		}
-	}
-	for range 1 + rng.IntN(4) {
-		at := rng.IntN(len(b) + 1)
-		switch rng.IntN(4) {
-		case 0, 1:
-			b = bytes.Join([][]byte{b[:at], b[at:]}, []byte(framingPieces[rng.IntN(len(framingPieces))]))
-		case 2:
-			b = append(bytes.Clone(b[:at]), b[min(len(b), at+1+rng.IntN(6)):]...)
-		case 3:
-			if at < len(b) {
-				b[at] = byte(rng.IntN(256))
-			}
-		}
-	}
-	return b
-}
-
-// bodiesOf are the bodies that net/http's parser finds in a stream before the first
-// request that it refuses or that has both a length and chunks.
-func bodiesOf(stream []byte) (bodies []string) {
-	in := bufio.NewReaderSize(bytes.NewReader(stream), 1<<16)
-	for {
-		rest, _ := in.Peek(in.Size())
-		r, err := http.ReadRequest(in)
-		if err != nil {
-			return bodies
-		}
-		after, _ := in.Peek(in.Size())
-		head := strings.ToLower(string(rest[:len(rest)-len(after)]))
-		if strings.Contains(head, "transfer-encoding") && strings.Contains(head, "content-length") {
-			return bodies
-		}
-		b, err := io.ReadAll(r.Body)
-		if err != nil {
-			return bodies
-		}
-		bodies = append(bodies, string(b))
-	}
-}
-
-// TestRandomFraming compares the proxy with net/http on random streams: an engine
-// may receive only what net/http finds in a stream that is not ambiguous.
-func TestRandomFraming(t *testing.T) {
-	t.Parallel()
-	e := newFakeEngine(t)
-	p := startProxy(t, setup{sections: e.section("both", "vllm-nixl")})
-	a, rng := p.attacker(), rand.New(rand.NewPCG(7, 7))
-	streams := make([][]byte, times(400, 20000))
-	allowed := map[string]bool{}
-	for n := range streams {
-		streams[n] = randomStream(rng, n)
-		for _, body := range bodiesOf(streams[n]) {
-			allowed[body] = true
-		}
-	}
-	var mu sync.Mutex
-	byMarker := map[string][]byte{}
-	parallel(len(streams), 16, func(n int) {
-		// The last request closes the connection, so that most streams need no wait.
-		last := []byte("GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-		if _, _, err := a.exchange(string(append(bytes.Clone(streams[n]), last...)), 100*time.Millisecond, false); err != nil {
-			t.Errorf("stream %d: %v", n, err)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		byMarker[fmt.Sprintf("random-%d-", n)] = streams[n]
-	})
-	seen := e.with("random-")
-	marker := regexp.MustCompile(`random-\d+-`)
-	for _, r := range seen {
-		wellFramed(t, "random stream", r)
-		if !allowed[r.body] {
-			t.Errorf("the engine received %q\nof the stream %q", r.body, byMarker[marker.FindString(r.body)])
-		}
-	}
-	if len(seen) < len(streams)/4 {
-		t.Errorf("only %d requests of %d streams reached the engine: too few for this test", len(seen), len(streams))
-	}
-	p.serves("after random streams")
-	p.nothingLeft()
 }

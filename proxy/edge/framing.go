@@ -9,15 +9,16 @@ import (
 )
 
 // framing follows the requests of one HTTP/1.1 connection: heads line by line, bodies by
-// their length. Where net/http is lenient, framing reads the bytes as net/http does, or
-// refuses them. The zero value stands before the first request.
+// their length. Where net/http is more lenient than llhttp, the strict parser of Node, framing
+// refuses the bytes, so that no server around the proxy reads another request in them. The zero
+// value stands before the first request.
 type framing struct {
 	state    framingState
 	inHead   bool          // the request line has been read
 	http11   bool          // the request line ended in HTTP/1.1
+	connect  bool          // the request line began with CONNECT
 	chunked  bool          // this head has a Transfer-Encoding
 	sized    bool          // this head has a Content-Length
-	framed   bool          // the last header line was one of these two
 	preface  int           // matched bytes of http2Preface, -1: the connection begins differently
 	limit    int           // of a head in bytes, headSlack comes on top; 0: none
 	size     int           // bytes of this head so far
@@ -26,7 +27,7 @@ type framing struct {
 	line     [64]byte      // the first bytes of the current line
 	tail     [9]byte       // the last bytes of the current line
 	n        int           // the length of the current line so far, may exceed len(line)
-	refusing []byte        // bytes that Read returns before EOF
+	refusing []byte        // bytes that Read returns before EOF, after framingEnd
 	refusal  *openai.Error // the reason; nil: no head was refused
 }
 
@@ -47,13 +48,14 @@ var (
 	contentLength    = []byte("content-length")
 	transferEncoding = []byte("transfer-encoding")
 	http11           = []byte("HTTP/1.1")
+	connect          = []byte("CONNECT ")
 )
 
 const (
 	// http2Preface begins an HTTP/2 connection (RFC 9113 3.4). net/http accepts it only
 	// as the first bytes of a connection.
 	http2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-	// malformedLine is a header line that net/http answers with 400.
+	// malformedLine ends a line that net/http accepts in no head, chunk size or trailer.
 	malformedLine = "\x00\n"
 )
 
@@ -135,26 +137,35 @@ func (f *framing) readLine(p []byte, i int) int {
 	crlf := f.n > 0 && f.tail[len(f.tail)-1] == '\r'
 	f.n = 0
 	f.endLine(line, whole, crlf)
+	if f.state == framingEnd { // without its LF, the line is a part of the malformed one
+		return i + end
+	}
 	return i + end + 1
 }
 
 // endLine handles one line. If whole is false, line is only the beginning of the line. If
-// crlf is false, a bare LF ends the line. After such a line of a trailer no byte passes: a
-// server in front of the proxy may take the next request for a part of the trailer.
+// crlf is false, a bare LF ends the line, which another server may take for a part of the line.
 func (f *framing) endLine(line []byte, whole, crlf bool) {
 	switch {
+	case f.state == framingHead && !f.inHead && len(bytes.TrimRight(line, "\r")) == 0:
+		// empty lines before the request line do not count, as in net/http
+	case f.state == framingHead && !crlf:
+		f.refuse(errLine)
+	case !crlf:
+		f.end()
 	case f.state == framingChunk:
 		f.chunk(line, whole)
-	case f.state == framingTrailer && !crlf:
-		f.state = framingEnd
 	case f.state == framingTrailer:
-		if len(line) == 0 {
-			f.begin()
+		f.trailer(line)
+	case !f.inHead:
+		f.inHead = true
+		f.http11 = bytes.HasSuffix(bytes.TrimSuffix(f.tail[:], []byte("\r")), http11)
+		target, isConnect := bytes.CutPrefix(bytes.TrimLeft(line, "\r"), connect)
+		if f.connect = isConnect; isConnect && bytes.HasPrefix(target, []byte(" ")) {
+			f.end() // net/http would accept the empty target
 		}
-	case !f.inHead: // empty lines before the request line do not count, as in net/http
-		if f.inHead = len(bytes.TrimRight(line, "\r")) > 0; f.inHead {
-			f.http11 = bytes.HasSuffix(bytes.TrimSuffix(f.tail[:], []byte("\r")), http11)
-		}
+	case len(line) > 0 && folded(line):
+		f.refuse(errLine)
 	case len(line) > 0:
 		if !f.field(line, whole) {
 			f.refuse(errFraming)
@@ -168,41 +179,50 @@ func (f *framing) endLine(line []byte, whole, crlf bool) {
 	}
 }
 
-// field handles one header line. It returns false if the request must not pass.
+// folded reports that net/http would append the line to the line before (RFC 9112 5.2).
+func folded(line []byte) bool { return line[0] == ' ' || line[0] == '\t' }
+
+// field handles one header line. It returns false if the request must not pass. llhttp takes
+// no tab for a part of these two lines, and sees no body behind CONNECT.
 func (f *framing) field(line []byte, whole bool) bool {
-	framed := f.framed
-	f.framed = false
 	name, value, _ := bytes.Cut(line, []byte(":"))
 	switch {
-	case line[0] == ' ' || line[0] == '\t':
-		return !framed // net/http would append it to the line before
 	case len(name) == len(line): // net/http refuses a line without a colon
 	case bytes.EqualFold(name, contentLength):
-		n, err := strconv.ParseUint(string(bytes.Trim(value, " \t")), 10, 63)
-		if err != nil || !whole || f.sized && int64(n) != f.length {
+		n, err := strconv.ParseUint(string(bytes.Trim(value, " ")), 10, 63)
+		if err != nil || !whole || f.sized || f.connect && n > 0 {
 			return false
 		}
-		f.sized, f.framed, f.length = true, true, int64(n)
+		f.sized, f.length = true, int64(n)
 	case bytes.EqualFold(name, transferEncoding):
-		f.chunked, f.framed = true, true
-		if !f.http11 {
-			return false // net/http would ignore the line (RFC 9112 6.1: faulty framing)
+		f.chunked = true
+		if !f.http11 || f.connect || bytes.IndexByte(value, '\t') >= 0 {
+			return false // net/http would ignore the line in HTTP/1.0 (RFC 9112 6.1: faulty framing)
 		}
 	}
 	return !f.chunked || !f.sized
+}
+
+// trailer handles one line of a trailer. After a line that is folded, or has no proper name, or
+// would frame a body, no byte passes.
+func (f *framing) trailer(line []byte) {
+	name, _, _ := bytes.Cut(line, []byte(":"))
+	switch {
+	case len(line) == 0:
+		f.begin()
+	case bytes.ContainsAny(name, " \t"), bytes.EqualFold(name, contentLength), bytes.EqualFold(name, transferEncoding):
+		f.end()
+	}
 }
 
 // chunk handles a chunk-size line: hex digits and an optional extension. After a line that
 // net/http must refuse, no byte passes.
 func (f *framing) chunk(line []byte, whole bool) {
 	size, _, cut := bytes.Cut(line, []byte(";"))
-	if !cut {
-		size = bytes.TrimRight(size, " \t")
-	}
 	n, err := strconv.ParseUint(string(size), 16, 62)
 	switch {
 	case err != nil || !cut && !whole:
-		f.state = framingEnd
+		f.end()
 	case n == 0:
 		f.state = framingTrailer
 	default:
@@ -212,10 +232,15 @@ func (f *framing) chunk(line []byte, whole bool) {
 
 // refuse makes net/http refuse the request.
 func (f *framing) refuse(why *openai.Error) {
-	f.state, f.refusing, f.refusal = framingEnd, []byte(malformedLine), why
+	f.end()
+	f.refusal = why
 }
 
-// readRefusal returns the bytes that make net/http refuse the request, then io.EOF.
+// end lets no other byte pass. Without the malformed line, net/http would take the end for that of
+// the client, and cancel the requests before.
+func (f *framing) end() { f.state, f.refusing = framingEnd, []byte(malformedLine) }
+
+// readRefusal returns the malformed line, then io.EOF.
 func (f *framing) readRefusal(p []byte) (int, error) {
 	if len(f.refusing) == 0 {
 		return 0, io.EOF

@@ -104,7 +104,10 @@ func (c *framingConn) Read(p []byte) (int, error) {
 		c.http2.Store(true)
 		c.watchHead(p[len(http2Preface)-begun : n])
 	}
-	if pass < n {
+	switch {
+	case pass == 0 && n > 0:
+		return c.f.readRefusal(p)
+	case pass < n:
 		err = nil // the next Read returns the malformed line
 	}
 	return pass, err

@@ -15,33 +15,42 @@ import (
 	"time"
 )
 
-// framingStreams has the bytes of one connection in each row. No byte after a mark may
-// pass. At the mark "!" net/http also gets a malformed line; at the mark "|" it does not.
+// framingStreams has the bytes of one connection in each row. No byte after a mark may pass,
+// and net/http gets a malformed line there. At the mark "!" the head is refused; at the mark "|" a
+// body has no end.
 var framingStreams = []struct{ name, bytes string }{
 	{"length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
 	{"no body", "GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"},
 	{"chunked", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
-	{"chunk extensions", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b;c=\"d\"\r\nhello\r\n1 \t\r\nx\r\n0;e\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"chunk extensions", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b;c=\"d\"\r\nhello\r\n1\r\nx\r\n0;e\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
 	{"long chunk extension", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5;" + strings.Repeat("x", 300) + "\r\nhello\r\n0\r\n\r\n"},
-	{"trailers", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: 1\r\nContent-Length: 7\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"trailers", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: 1\r\nX-B: 2\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
 	{"body that looks like a head", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 57\r\n\r\nGET / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: x\r\n\r\n\r\n"},
-	{"line ends without CR", "POST / HTTP/1.1\nHost: a\nContent-Length: 5\n\nhello"},
 	{"line ends before a request", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
 	{"huge header line", "GET / HTTP/1.1\r\nHost: a\r\nX-A: " + strings.Repeat("content-length:", 500) + "\r\n\r\n"},
 	{"huge request line", "GET /" + strings.Repeat("transfer-encoding: chunked", 300) + " HTTP/1.1\r\nHost: a\r\n\r\n"},
 	{"lookalikes", "GET / HTTP/1.1\r\nHost: a\r\nX-Content-Length: 5\r\nContent-Length-X: 5\r\nTransfer-Encodings: chunked\r\n\r\n"},
 	{"HTTP/1.0 with a length", "POST / HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello"},
-	{"the same length twice", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello"},
-	{"folded line of another name", "GET / HTTP/1.1\r\nHost: a\r\nX-A: b\r\n content-length: 5\r\n\r\n"},
+	{"CONNECT with a length of nothing", "CONNECT a:80 HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"line ends without CR before a request", "\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
 	{"HTTP/2", http2Preface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"},
 
 	{"length then coding", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
 	{"coding then length", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nX-A: b\r\nContent-Length: 5\r\n!\r\n0\r\n\r\n"},
 	{"other case", "POST / HTTP/1.1\r\nHost: a\r\ncONTENT-lENGTH:5\r\nTRANSFER-ENCODING:CHUNKED\r\n!\r\n0\r\n\r\n"},
-	{"tabs and spaces", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length:\t 5 \t\r\nTransfer-Encoding: \t chunked\t\r\n!\r\n0\r\n\r\n"},
+	{"tabs around a length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length:\t 5 \t\r\n!\r\nhello"},
+	{"tabs around a coding", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: \t chunked\t\r\n!\r\n0\r\n\r\n"},
 	{"unknown coding", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: identity\r\n!\r\nhello"},
 	{"length of nothing", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n!\r\n0\r\n\r\n"},
-	{"without CR", "POST / HTTP/1.1\nHost: a\nContent-Length: 5\nTransfer-Encoding: chunked\n!\n0\n\n"},
+	{"request line without CR", "POST / HTTP/1.1\n!Host: a\r\nContent-Length: 5\r\n\r\nhello"},
+	{"header line without CR", "POST / HTTP/1.1\r\nHost: a\n!Content-Length: 5\r\n\r\nhello"},
+	{"end of the head without CR", "GET / HTTP/1.1\r\nHost: a\r\n\n!GET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"the same length twice", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5\r\n!\r\nhello"},
+	{"folded line of another name", "GET / HTTP/1.1\r\nHost: a\r\nX-A: b\r\n content-length: 5\r\n!\r\n"},
+	{"CONNECT with a length", "CONNECT a:80 HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n!\r\nhello"},
+	{"CONNECT behind a bare CR", "GET / HTTP/1.1\r\nHost: a\r\n\r\n\rCONNECT a:80 HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n!\r\nhello"},
+	{"CONNECT without a target", "CONNECT  HTTP/1.1\r\n!Host: a\r\n\r\n"},
+	{"CONNECT with a coding", "CONNECT a:80 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
 	{"GET", "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
 	{"good then bad", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhelloPOST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
 	{"chunked then bad", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-B: c\r\n\r\nPOST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
@@ -64,21 +73,22 @@ var framingStreams = []struct{ name, bytes string }{
 	{"signed chunk size", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n+5\r\n|hello"},
 	{"empty chunk size", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\r\n|hello"},
 	{"chunk size past all numbers", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n|"},
+	{"chunk size and spaces", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5 \t\r\n|hello\r\n0\r\n\r\n"},
+	{"chunk size without CR", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\n|hello\r\n0\r\n\r\n"},
+	{"length in a trailer", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: 1\r\nContent-Length: 7\r\n|\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"coding in a trailer", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nTransfer-encoding: chunked\r\n|\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"space in a name of a trailer", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A : 1\r\n|\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"folded trailer", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: 1\r\n\tX-B: 2\r\n|\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
 	{"chunk size past the line buffer", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + strings.Repeat("0", 65) + "5\r\n|hello"},
 }
 
-// parseFramingStream removes the mark of s. pass is the part before the mark, all is the whole
-// text, and refusal is the line that net/http gets at the mark.
-func parseFramingStream(s string) (pass, all, refusal string) {
-	for _, mark := range []string{"!", "|"} {
-		if i := strings.Index(s, mark); i >= 0 {
-			if mark == "!" {
-				refusal = malformedLine
-			}
-			return s[:i], s[:i] + s[i+1:], refusal
-		}
+// parseFramingStream removes the mark of s, and returns it, 0 without one. pass is what net/http
+// gets, all is the whole text.
+func parseFramingStream(s string) (pass, all string, mark byte) {
+	if i := strings.IndexAny(s, "!|"); i >= 0 {
+		return strings.TrimSuffix(s[:i], "\n") + malformedLine, s[:i] + s[i+1:], s[i]
 	}
-	return s, s, ""
+	return s, s, 0
 }
 
 // pieces is a connection whose reads return the pieces of a test.
@@ -133,8 +143,7 @@ func split(s string, cuts ...int) [][]byte {
 func TestFramingAtEverySplit(t *testing.T) {
 	for _, tt := range framingStreams {
 		t.Run(tt.name, func(t *testing.T) {
-			pass, all, refusal := parseFramingStream(tt.bytes)
-			want := pass + refusal
+			want, all, _ := parseFramingStream(tt.bytes)
 			check := func(how, got string) {
 				t.Helper()
 				if got != want {
@@ -290,7 +299,7 @@ func TestFramingTrailerWithoutCR(t *testing.T) {
 		{"3\r\nabc\r\n0\r\nX: " + strings.Repeat("y", 100) + "\n", "\r\n" + next},
 	} {
 		for cut := range len(head + tt.pass) {
-			if got := readFramed(t, head+tt.pass+tt.rest, 4096, cut); got != head+tt.pass {
+			if got := readFramed(t, head+tt.pass+tt.rest, 4096, cut); got != head+strings.TrimSuffix(tt.pass, "\n")+malformedLine {
 				t.Fatalf("%q, split at %d: got %q", tt.pass+tt.rest, cut, got)
 			}
 		}
@@ -313,10 +322,10 @@ func TestFramingBelowServer(t *testing.T) {
 		}
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				pass, all, refusal := parseFramingStream(tt.bytes)
+				pass, all, mark := parseFramingStream(tt.bytes)
 				got, sent := serveStream(all, true)
 				switch {
-				case refusal != "":
+				case mark == '!':
 					// net/http closes the connection after bytes that it does not
 					// recognize as an HTTP/2 preface.
 					preface := len(got) > 0 && got[len(got)-1].method == "PRI" && strings.HasSuffix(sent, "Connection: close\r\n\r\nhandled")
@@ -328,7 +337,7 @@ func TestFramingBelowServer(t *testing.T) {
 						t.Errorf("the handler got %+v, want %+v", got, before)
 					}
 				default:
-					want, answers := serveStream(all, false)
+					want, answers := serveStream(pass, false)
 					sent, status := cutRefusal(t, sent)
 					answers, wantStatus := cutPlainRefusal(answers)
 					if fmt.Sprint(got) != fmt.Sprint(want) || sent != answers || status != wantStatus {

@@ -73,6 +73,9 @@ func headTooLarge(limit int) *openai.Error {
 	return openai.NewError(openai.CodeHeadTooLarge, fmt.Sprintf("the head of the request is larger than server.max_header, %d bytes", limit))
 }
 
+// errLine refuses a head whose lines two servers could divide in different ways.
+var errLine = openai.NewError(openai.CodeInvalidHead, "a line in the head of the request begins with a space or a tab, or does not end in CR LF")
+
 // errFraming refuses a request whose end two servers could see at different places.
 var errFraming = openai.NewError(openai.CodeInvalidHead, "the head of the request does not give the length of the body clearly; see Content-Length and Transfer-Encoding")
 
