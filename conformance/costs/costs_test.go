@@ -218,7 +218,7 @@ func (p *proxy) measure(name string, n int, step func()) {
 			p.idle()
 		}
 	}
-	all(n) // fills pools, opens connections
+	all(n)                // fills pools, opens connections
 	var mallocs []float64 // of three runs: a quiet program gives memory back and empties its pools at most once in them
 	for range 3 {
 		p.memory()
