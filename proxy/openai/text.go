@@ -232,11 +232,14 @@ func unescapedText(body []byte) string {
 	return unsafe.String(unsafe.SliceData(text), len(text))
 }
 
+// maxDigits is the number of digits of the largest int64.
+const maxDigits = 19
+
 // Int64 returns the number in a raw JSON value. ok is false unless it is an integer,
 // written without fraction and exponent, that fits.
 func Int64(raw []byte) (n int64, ok bool) {
 	digits := bytes.TrimPrefix(raw, []byte{'-'})
-	if len(digits) == 0 || digits[0] == '+' || digits[0] == '0' && len(digits) > 1 {
+	if len(digits) == 0 || len(digits) > maxDigits || digits[0] == '+' || digits[0] == '0' && len(digits) > 1 {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(string(raw), 10, 64)

@@ -102,6 +102,14 @@ func TestInt64(t *testing.T) {
 	}
 }
 
+// TestInt64OfManyDigits: the digits of a client are not copied.
+func TestInt64OfManyDigits(t *testing.T) {
+	raw := bytes.Repeat([]byte{'9'}, 1<<20)
+	if n := testing.AllocsPerRun(10, func() { Int64(raw) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 func TestBoolAndNull(t *testing.T) {
 	for raw, want := range map[string][2]bool{
 		"true": {true, true}, "false": {false, true}, "1": {}, `"true"`: {}, "null": {}, "": {}, "True": {},
