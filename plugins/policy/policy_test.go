@@ -496,6 +496,22 @@ func TestGrows(t *testing.T) {
 	}
 }
 
+// TestExtraVMDoesNotStart: the policy goes on with its first VMs and is not parked.
+func TestExtraVMDoesNotStart(t *testing.T) {
+	l := newLoading()
+	l.VMs, l.Failures = 3, budget.New(1, time.Hour, 0)
+	v := l.load(t)
+	l.config = "configure=trap"
+	for range 5 {
+		v.grow()
+		v.starts.Wait()
+	}
+	d, reason := hook(t, v, abi.HookPlace).Place(policytest.Pair(""))
+	if v.live != firstVMs || v.growing || v.parked.Load() || d.Decode != 3 || reason != "" {
+		t.Errorf("%d VMs, growing %v, parked %v, %+v, %q", v.live, v.growing, v.parked.Load(), d, reason)
+	}
+}
+
 func TestDecisionsDoNotAllocate(t *testing.T) {
 	for _, guarded := range []bool{false, true} {
 		l := newLoading()

@@ -311,7 +311,7 @@ func (v *Version) replace(m *vm) {
 		v.lose()
 		return
 	}
-	v.launch()
+	v.launch(false)
 }
 
 // grow starts one more VM in the background, if there may be more.
@@ -323,7 +323,7 @@ func (v *Version) grow() {
 	}
 	v.growing = true
 	v.live++
-	v.launch()
+	v.launch(true)
 }
 
 // Shrink ends the VMs beyond those of the start that are free now.
@@ -340,14 +340,17 @@ func (v *Version) Shrink() {
 	}
 }
 
-// launch starts a VM in the background, which v.live counts already. The caller holds v.mu.
-func (v *Version) launch() {
+// launch starts a VM in the background, which v.live counts already. A failure to start an extra VM is
+// no failure of the policy: the other VMs answer its calls, and grow tries again. The caller holds v.mu.
+func (v *Version) launch(extra bool) {
 	v.starts.Go(func() {
-		defer func() {
-			v.mu.Lock()
-			defer v.mu.Unlock()
-			v.growing = false
-		}()
+		if extra {
+			defer func() {
+				v.mu.Lock()
+				defer v.mu.Unlock()
+				v.growing = false
+			}()
+		}
 		for {
 			began := time.Now()
 			ctx, cancel := context.WithTimeout(v.ctx, host.StartBudget)
@@ -360,7 +363,7 @@ func (v *Version) launch() {
 			if v.ctx.Err() == nil {
 				v.opts.Log.Error("policy could not be started again", "plugin", v.opts.Name, "error", err)
 			}
-			if v.ctx.Err() != nil || v.failed(timeoutOf(err, began)) {
+			if v.ctx.Err() != nil || extra || v.failed(timeoutOf(err, began)) {
 				break
 			}
 			select {
