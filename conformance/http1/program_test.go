@@ -333,7 +333,7 @@ func TestProgramStreams(t *testing.T) {
 	p := startProgram(t, false, "")
 	streams, seed := number(t, "HTTP1_STREAMS", usualStreams)/4, number(t, "HTTP1_SEED", 1)
 	var sent, reached atomic.Int64
-	parallel(streams, 8, func(n int) {
+	testbed.Parallel(streams, 8, func(n int) {
 		seed := uint64(seed + n)
 		marker := fmt.Sprintf("stream-%d-", seed)
 		s := chatStream(seed, marker)

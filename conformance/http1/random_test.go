@@ -3,9 +3,10 @@ package http1
 import (
 	"os"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // usualStreams is how many random streams a run without HTTP1_STREAMS compares.
@@ -31,7 +32,7 @@ func TestRandomStreams(t *testing.T) {
 	streams, seed := number(t, "HTTP1_STREAMS", usualStreams), number(t, "HTTP1_SEED", 1)
 	proxy, library := onSockets(t, proxyServer), onSockets(t, netHTTPServer)
 	var handled, excused atomic.Int64
-	parallel(streams, 8, func(n int) {
+	testbed.Parallel(streams, 8, func(n int) {
 		seed := uint64(seed + n)
 		s := randomStream(seed)
 		if otherProtocol(s) {
@@ -65,18 +66,4 @@ func TestRandomStreams(t *testing.T) {
 	if handled.Load() < int64(streams)/2 || excused.Load() > int64(streams)/20 {
 		t.Error("the streams are of little use")
 	}
-}
-
-// parallel calls f for 0 to n-1, at most width at a time.
-func parallel(n, width int, f func(int)) {
-	var wg sync.WaitGroup
-	places := make(chan struct{}, width)
-	for i := range n {
-		places <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-places }()
-			f(i)
-		})
-	}
-	wg.Wait()
 }

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 var update = flag.Bool("update", false, "write the outcomes of testdata/streams.txt")
@@ -70,7 +72,7 @@ func unescape(source string) ([]byte, error) {
 func TestStreams(t *testing.T) {
 	proxy, library := onSockets(t, proxyServer), onSockets(t, netHTTPServer)
 	list, head := namedStreams(t)
-	parallel(len(list), 8, func(i int) {
+	testbed.Parallel(len(list), 8, func(i int) {
 		n := &list[i]
 		l := readLLHTTP(t, n.stream)
 		whole := mostRequests(n.stream, l)
@@ -115,7 +117,7 @@ func TestStreams(t *testing.T) {
 func TestSplits(t *testing.T) {
 	proxy := inMemory(t, proxyServer)
 	list, _ := namedStreams(t)
-	parallel(len(list), 4, func(i int) {
+	testbed.Parallel(len(list), 4, func(i int) {
 		n := list[i]
 		whole := mostRequests(n.stream, readLLHTTP(t, n.stream))
 		want, _, _ := strings.Cut(n.want, "\nexception: ")

@@ -279,17 +279,3 @@ func status3(in quicvarint.Reader) (string, error) {
 	field, err := qpack.NewDecoder().Decode(block)()
 	return field.Value, err
 }
-
-// parallel runs f for 0 to n-1, at most width at a time.
-func parallel(n, width int, f func(int)) {
-	var wg sync.WaitGroup
-	places := make(chan struct{}, width)
-	for i := range n {
-		places <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-places }()
-			f(i)
-		})
-	}
-	wg.Wait()
-}

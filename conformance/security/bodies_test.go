@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // adversarialBodies are bodies of about size bytes that a careless scanner handles in
@@ -72,7 +74,7 @@ func TestMemoryOfBodies(t *testing.T) {
 	bodies := adversarialBodies(7 << 20)
 	p.wantGrowth("bodies of all shapes", 300, func() {
 		for _, name := range []string{"many keys", "escaped keys", "many keys of vllm_xargs", "deep lists", "empty objects", "long string in vllm_xargs", "many messages"} {
-			parallel(8, 8, func(int) {
+			testbed.Parallel(8, 8, func(int) {
 				c := p.client(1, hostile)
 				defer c.close()
 				c.post(chatPath, bodies[name]) // an error is a right answer
@@ -90,7 +92,7 @@ func TestManyIDs(t *testing.T) {
 	p := startProxy(t, setup{sections: e.section("both", "none")})
 	p.serves("before the ids")
 	p.wantGrowth("ids", 96, func() {
-		parallel(8, 8, func(n int) {
+		testbed.Parallel(8, 8, func(n int) {
 			c := p.client(1, hostile)
 			defer c.close()
 			for i := range times(200, 2000) {

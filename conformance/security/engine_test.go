@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // An engineMode is a hostile engine's treatment of one request. It returns true
@@ -161,7 +163,7 @@ func TestHostileAnswers(t *testing.T) {
 	for name := range engineModes() {
 		names = append(names, name)
 	}
-	parallel(2*len(names), 12, func(n int) {
+	testbed.Parallel(2*len(names), 12, func(n int) {
 		name, stream := names[n/2], n%2 == 1
 		if err := hostileAnswer(p.addr, name, stream); err != nil {
 			t.Errorf("%s, stream %t: %v", name, stream, err)
@@ -242,7 +244,7 @@ func TestHeldAnswers(t *testing.T) {
 	// 64 MiB are held. Buffers of more than 4 MiB are left to the garbage collector, which
 	// lets the heap of about 110 MiB double, and 64 MiB more come while it runs.
 	p.wantGrowth("endless answers", 320, func() {
-		parallel(times(20, 200), 10, func(n int) {
+		testbed.Parallel(times(20, 200), 10, func(n int) {
 			if err := hostileAnswer(p.addr, modes[n%len(modes)], n%2 == 1); err != nil {
 				t.Errorf("%s: hostileAnswer(p.addr, modes[n%%len(modes)], n%%2 == 1) = %v, want nil", modes[n%len(modes)], err)
 			}

@@ -10,6 +10,8 @@ import (
 
 	"github.com/quic-go/quic-go"
 	"golang.org/x/net/http2"
+
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // holder keeps an attacker's connections open until the attack is over. It is
@@ -46,7 +48,7 @@ func (h *holder) announce(a attacker, major, n, size int) {
 	length := fmt.Sprint(size)
 	switch major {
 	case 1:
-		parallel(n, 16, func(int) {
+		testbed.Parallel(n, 16, func(int) {
 			c, err := a.dial("http/1.1")
 			if err != nil {
 				return

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // framingCase is one stream of bytes over HTTP/1. In it BODY stands for a chat
@@ -127,7 +129,7 @@ func TestFraming(t *testing.T) {
 	e := newFakeEngine(t)
 	p := startProxy(t, setup{sections: e.section("both", "vllm-nixl")})
 	a, cases := p.attacker(), framingCases()
-	parallel(len(cases), 16, func(n int) {
+	testbed.Parallel(len(cases), 16, func(n int) {
 		c := cases[n]
 		answer, _, err := a.exchange(c.expand(n), 800*time.Millisecond, c.half)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
 )
 
@@ -64,7 +65,7 @@ func TestHeaderInjection(t *testing.T) {
 			if major == 3 {
 				ask = a.ask3
 			}
-			parallel(len(heads), 8, func(n int) {
+			testbed.Parallel(len(heads), 8, func(n int) {
 				marker := fmt.Sprintf("inject-%d-%d-", major, n)
 				outcome, err := ask(chat(marker, false), heads[n]...)
 				if err != nil || n == 0 && outcome != "200" {

@@ -239,7 +239,7 @@ func TestStrangersAtFleetListen(t *testing.T) {
 	var held holder
 	for name, greeting := range strangers() {
 		guessable(t, a, name, greeting)
-		parallel(times(40, 500), 16, func(int) {
+		testbed.Parallel(times(40, 500), 16, func(int) {
 			c, err := a.dial("")
 			if err != nil {
 				return

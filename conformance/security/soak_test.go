@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 const (
@@ -234,7 +236,7 @@ func (s *soak) kinds() []soakKind {
 		{"slow heads and bodies", func(a attacker, rng *rand.Rand) bool {
 			var ended atomic.Int64
 			first := rng.IntN(len(slow))
-			parallel(8, 8, func(n int) {
+			testbed.Parallel(8, 8, func(n int) {
 				if ok, _ := slow[(first+n)%len(slow)].run(a, brief); ok {
 					ended.Add(1)
 				}

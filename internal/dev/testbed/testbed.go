@@ -3,6 +3,7 @@
 package testbed
 
 import (
+	"sync"
 	"testing"
 	"time"
 )
@@ -16,4 +17,18 @@ func Eventually(t testing.TB, what string, ok func() bool) {
 		}
 	}
 	t.Fatalf("never: %s", what)
+}
+
+// Parallel calls f with 0 to n-1, at most width calls at a time, and waits for their end.
+func Parallel(n, width int, f func(int)) {
+	var wg sync.WaitGroup
+	places := make(chan struct{}, width)
+	for i := range n {
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			f(i)
+		})
+	}
+	wg.Wait()
 }
