@@ -149,15 +149,46 @@ func TestPriorityHeader(t *testing.T) {
 	})
 }
 
+// gated returns an engine that gives one answer for each value of proceed.
+func gated(proceed <-chan bool) *world.Engine {
+	return &world.Engine{Serve: func(c *world.Conn, _ int) {
+		<-proceed
+		c.JSON(200, `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":100,"completion_tokens":100}}`)
+	}}
+}
+
+// arrive sends one request after the other, with these values of a header line. The channel
+// receives the value of each request that has ended.
+func arrive(t *testing.T, w *world.World, header string, values ...string) <-chan string {
+	ended := make(chan string, len(values))
+	for i, value := range values {
+		go func() {
+			if a := w.Post(world.CompletionsPath, world.Completions(false), header, value); a.Status != 200 {
+				t.Errorf("request %d: status %d: %s", i, a.Status, a.Body)
+			}
+			ended <- value
+		}()
+		synctest.Wait()
+	}
+	return ended
+}
+
+// orderOf lets the requests of arrive run one by one and returns their order.
+func orderOf(proceed chan<- bool, ended <-chan string) string {
+	var order []string
+	for range cap(ended) {
+		proceed <- true
+		order = append(order, <-ended)
+		synctest.Wait()
+	}
+	return fmt.Sprint(order)
+}
+
 // TestClassesWaitTheirTurn: with one place, waiting requests run by class.
 func TestClassesWaitTheirTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		proceed := make(chan bool)
-		e := &world.Engine{Serve: func(c *world.Conn, _ int) {
-			<-proceed
-			c.JSON(200, `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":100,"completion_tokens":100}}`)
-		}}
-		w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
+		w := world.New(t, world.Setup{Engines: []*world.Engine{gated(proceed)}, Config: func(c *config.Config) {
 			classes(true)(c)
 			c.PriorityClasses[2].Weight = 1000
 			c.Limits.MaxExchanges, c.Limits.QueueTimeout = 1, config.Duration(1e12)
@@ -165,26 +196,11 @@ func TestClassesWaitTheirTurn(t *testing.T) {
 				c.PriorityClasses[i].PromoteAfter = 0
 			}
 		}})
-		ended := make(chan string, 10)
-		for i, class := range []string{"batch", "batch", "batch", "interactive", "interactive"} {
-			go func() {
-				if a := w.Post(world.CompletionsPath, world.Completions(false), "X-Priority", class); a.Status != 200 {
-					t.Errorf("request %d: status %d: %s", i, a.Status, a.Body)
-				}
-				ended <- class
-			}()
-			synctest.Wait()
-		}
+		ended := arrive(t, w, "X-Priority", "batch", "batch", "batch", "interactive", "interactive")
 		if n := w.Metric("pdproxy_class_requests", "batch", "waiting"); n != 2 {
 			t.Errorf("%v requests of the class batch wait", n)
 		}
-		var order []string
-		for range 5 {
-			proceed <- true
-			order = append(order, <-ended)
-			synctest.Wait()
-		}
-		if got := fmt.Sprint(order); got != "[batch batch interactive interactive batch]" && got != "[batch interactive interactive batch batch]" {
+		if got := orderOf(proceed, ended); got != "[batch batch interactive interactive batch]" && got != "[batch interactive interactive batch batch]" {
 			t.Errorf("order %s", got)
 		}
 	})
@@ -199,30 +215,12 @@ func TestFairnessHeader(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			proceed := make(chan bool)
-			e := &world.Engine{Serve: func(c *world.Conn, _ int) {
-				<-proceed
-				c.JSON(200, `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":100,"completion_tokens":100}}`)
-			}}
+			e := gated(proceed)
 			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
 				c.Limits.FairnessHeader, c.Limits.MaxExchanges, c.Limits.QueueTimeout = header, 1, config.Duration(1e12)
 			}})
-			ended := make(chan string, 10)
-			for i, flow := range []string{"a", "a", "a", "a", "b"} {
-				go func() {
-					if a := w.Post(world.CompletionsPath, world.Completions(false), "X-Flow", flow); a.Status != 200 {
-						t.Errorf("request %d: status %d: %s", i, a.Status, a.Body)
-					}
-					ended <- flow
-				}()
-				synctest.Wait()
-			}
-			var order []string
-			for range 5 {
-				proceed <- true
-				order = append(order, <-ended)
-				synctest.Wait()
-			}
-			if got := fmt.Sprint(order); got != want {
+			ended := arrive(t, w, "X-Flow", "a", "a", "a", "a", "b")
+			if got := orderOf(proceed, ended); got != want {
 				t.Errorf("header %q: order %s, want %s", header, got, want)
 			}
 			for _, l := range e.Seen() {
