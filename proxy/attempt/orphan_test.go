@@ -44,6 +44,17 @@ type remote struct {
 	stop   func() // waits for both goroutines
 }
 
+// die cuts the pipe and waits until the coordinator has freed what it can. The coordinator may step
+// down at once.
+func (r *remote) die(stepsDown bool) {
+	r.cut()
+	if stepsDown {
+		synctest.Wait()
+		r.server.StandBy()
+	}
+	time.Sleep(5 * time.Second)
+}
+
 func newRemote(t *testing.T, d *proxy.Options, orphan func([]byte)) *remote {
 	t.Helper()
 	ids, err := disaggid.New(1, 1)
@@ -146,12 +157,7 @@ func TestADeadProcessOwesNothing(t *testing.T) {
 				t.Fatalf("got %d decode legs and %d leases", n, w.Local.Open())
 			}
 			died := time.Now()
-			r.cut()
-			if tt.stepsDown {
-				synctest.Wait()
-				r.server.StandBy()
-			}
-			time.Sleep(5 * time.Second)
+			r.die(tt.stepsDown)
 			legs := decode.Seen()
 			if len(legs)-1 != tt.frees || w.Local.Open() != 0 {
 				t.Fatalf("the coordinator made %d calls and holds %d leases, want %d and 0", len(legs)-1, w.Local.Open(), tt.frees)
@@ -275,12 +281,7 @@ func TestADeadProcessLeavesNoWaitingDecode(t *testing.T) {
 				hangUp()
 				time.Sleep(cleanup.Yield / 2)
 			}
-			r.cut()
-			if tt.stepsDown {
-				synctest.Wait()
-				r.server.StandBy()
-			}
-			time.Sleep(5 * time.Second)
+			r.die(tt.stepsDown)
 			legs := prefill.Seen()
 			if len(legs)-1 != tt.again || w.Local.Open() != 0 {
 				t.Fatalf("prefill got %d legs again, and the coordinator holds %d leases, want %d and 0", len(legs)-1, w.Local.Open(), tt.again)
