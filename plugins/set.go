@@ -288,7 +288,8 @@ func (s *Set) drain(p *plugin) {
 	})
 }
 
-// Shrink ends the instances of policy modules that a load needed. Decisions continue.
+// Shrink ends the free instances of policy modules that were started during a load. Decisions
+// continue.
 func (s *Set) Shrink() {
 	for _, p := range s.table.Load().all() {
 		if p.version != nil {

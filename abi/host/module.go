@@ -186,7 +186,7 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 }
 
 // dropBodies frees the bodies of the functions, which nothing reads after the compilation. The
-// engine would keep them as long as the module, in a private field.
+// engine would keep the bodies in a private field as long as the module exists.
 func dropBodies(compiled wazero.CompiledModule) {
 	module := reflect.ValueOf(compiled).Elem().FieldByName("module")
 	if module.Kind() != reflect.Pointer {

@@ -9,20 +9,20 @@ import (
 )
 
 const (
-	// memoryTick is the interval at which a process looks whether it can give memory back.
+	// memoryTick is the interval at which a process checks whether to give memory back.
 	memoryTick = time.Second
-	// quietBytes is the number of bytes allocated in a memoryTick below which the process has little
-	// to do: about 40 requests.
+	// quietBytes is the limit for a quiet process: such a process allocates less in a memoryTick.
+	// About 40 requests allocate quietBytes.
 	quietBytes = 256 << 10
-	// worthBytes and worthGoroutines are the work since memory was last given back that makes it worth
-	// to do so again: bytes allocated, beside an eighth of the heap, and goroutines that have ended.
+	// worthBytes and worthGoroutines are the least work after which a process gives memory back again.
+	// Either the process has allocated worthBytes and an eighth of its heap, or worthGoroutines have ended.
 	worthBytes      = 8 << 20
 	worthGoroutines = 100
 )
 
 // giveMemoryBack gives unused memory back to the operating system whenever the process has become
-// quiet: after its start, a reload, or a load. Without it the memory of a load would stay, because the
-// garbage collector runs only after the heap has grown. It calls shrink first.
+// quiet: after its start, a reload, or a load. Otherwise the memory of a load would stay, because the
+// garbage collector runs only after the heap has grown. giveMemoryBack calls shrink first.
 func giveMemoryBack(ctx context.Context, shrink func()) {
 	heap := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/live:bytes"}}
 	var before, given uint64

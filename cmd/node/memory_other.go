@@ -2,5 +2,5 @@
 
 package node
 
-// dropProgram takes the pages of program files out of the process, on Linux.
+// dropProgram does nothing. On Linux it takes the pages of program files out of the process.
 func dropProgram() {}

@@ -114,7 +114,7 @@ func TestCosts(t *testing.T) {
 	})
 }
 
-// answer is a whole answer of an engine; decode pulls the KV of a prefill by its parameters.
+// answer is a whole answer of an engine, with the parameters by which decode pulls the KV.
 const answer = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"sim","choices":[{"index":0,"text":"x","finish_reason":"length"}],` +
 	`"usage":{"prompt_tokens":500,"completion_tokens":1,"total_tokens":501},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,` +
 	`"remote_engine_id":"e1","remote_block_ids":[1,2,3,4],"remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}`

@@ -38,7 +38,7 @@ func (p *proxy) calls(during func()) int {
 	if err := trace.Process.Signal(syscall.SIGINT); err != nil {
 		p.t.Fatal(err, log)
 	}
-	trace.Wait() // the signal is its error
+	trace.Wait() // the error reports the signal
 	text, err := os.ReadFile(file)
 	if err != nil {
 		p.t.Fatal(err, log)

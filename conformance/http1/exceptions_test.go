@@ -42,7 +42,7 @@ var exceptions = []exception{{
 	applies:  func([]message) bool { return true },
 }, {
 	name:     "close that only llhttp sees",
-	reason:   "llhttp takes Proxy-Connection: close, Connection: close in a trailer, and close in what is no list, for the end of the connection. The request ends at the same byte.",
+	reason:   "llhttp takes Proxy-Connection: close, Connection: close in a trailer, and close in a value that is no list, for the end of the connection. The request ends at the same byte.",
 	refusals: []string{"HPE_CLOSED_CONNECTION"},
 	applies: func(seen []message) bool {
 		if len(seen) < 2 {
@@ -68,9 +68,9 @@ var methods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS
 func last(seen []message) message { return seen[len(seen)-1] }
 
 // judge compares what the proxy accepted with llhttp and with net/http. It returns the known
-// exception that ended the comparison with llhttp, and a difference that no exception explains. The
-// proxy may accept a request behind one after which net/http ends the connection: net/http reads one
-// of several lines of Connection, and finds tokens in what is no list.
+// exception that ended the comparison with llhttp, and a difference that no exception explains. If
+// net/http ends the connection after a request, the proxy may accept a further one: net/http reads
+// only one of several Connection lines, and finds tokens in a value that is no list.
 func judge(got observation, l reading, std observation) (*exception, string) {
 	if d, n := got.compare(std.reading); d != "" && !(n == len(std.messages) && std.refused == "" && std.closes()) {
 		return nil, fmt.Sprintf("request %d is %v; for net/http it %s", n, got.messages[n], d)
@@ -93,17 +93,19 @@ func judge(got observation, l reading, std observation) (*exception, string) {
 	return nil, fmt.Sprintf("request %d is %v; for llhttp it %s", n, got.messages[n], d)
 }
 
-// otherProtocol reports that a stream begins with the preface of HTTP/2 (RFC 9113 3.4).
+// otherProtocol reports whether a stream begins with the preface of HTTP/2 (RFC 9113 3.4).
 func otherProtocol(stream []byte) bool {
 	return bytes.HasPrefix(stream, []byte("PRI * HTTP/2.0\r\n\r\n"))
 }
 
-// refuses reports that a reason of llhttp, or a difference that ends in one, is of the exception.
+// refuses reports whether the exception covers a reason of llhttp. reason may be a difference that
+// ends in one.
 func (e exception) refuses(reason string) bool {
 	return slices.ContainsFunc(e.refusals, func(r string) bool { return strings.Contains(reason, r) })
 }
 
-// judged reports that TestRandomStreams judges requests which llhttp refuses for a reason.
+// judged reports whether an exception covers a reason for which llhttp refuses requests. Then
+// TestRandomStreams judges such requests.
 func judged(reason string) bool {
 	return slices.ContainsFunc(exceptions, func(e exception) bool { return e.refuses(reason) })
 }

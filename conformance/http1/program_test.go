@@ -192,7 +192,7 @@ func (e *engine) serve(c net.Conn) {
 	}
 }
 
-// answer does what words in the body tell: hints, wait, stream.
+// answer obeys three words if they are in the body: hints, wait, stream.
 func (e *engine) answer(c net.Conn, in *bufio.Reader, body string) error {
 	wait := func() error {
 		if !strings.Contains(body, "wait") {

@@ -179,13 +179,13 @@ func (o observation) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// closes reports that the last answer announces the end of the connection.
+// closes reports whether the last answer announces the end of the connection.
 func (o observation) closes() bool {
 	n := len(o.answers)
 	return n > 0 && o.answers[n-1].close
 }
 
-// refusal reports that the server has refused a request by itself.
+// refusal reports whether the server has refused a request by itself.
 func (a answer) refusal() bool { return a.handled == 0 && a.status >= 400 }
 
 // send sends a stream in pieces over a new connection. When as many answers have come as the stream

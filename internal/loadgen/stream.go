@@ -104,9 +104,9 @@ func (a *answer) read(body io.Reader) error {
 }
 
 // ReadEvents calls each with the data of each event of a stream, up to [DONE] or to the event for
-// which each returns end. A stream that ends before is an error. buffer is a buffer for the lines,
-// and its contents are lost; longer lines get a new one. ReadEvents may have read more of the body
-// than these events.
+// which each returns end. A stream that ends earlier is an error. ReadEvents writes the lines into
+// buffer, and makes a larger one for longer lines. ReadEvents may read more of the body than these
+// events.
 func ReadEvents(body io.Reader, buffer []byte, each func(data []byte) (end bool, err error)) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(buffer, maxLine)

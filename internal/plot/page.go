@@ -101,8 +101,8 @@ func Shares(label, xLabel string, curves []Curve, limit float64) template.HTML {
 	return p.HTML()
 }
 
-// Quantile returns the smallest of at least one value in ascending order that is at least as large as
-// the share q of them.
+// Quantile returns the smallest value that is at least as large as the share q of the values. sorted
+// has at least one value, and its order is ascending.
 func Quantile[T cmp.Ordered](sorted []T, q float64) T {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }

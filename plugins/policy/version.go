@@ -340,8 +340,8 @@ func (v *Version) Shrink() {
 	}
 }
 
-// launch starts a VM in the background, which v.live counts already. A failure to start an extra VM is
-// no failure of the policy: the other VMs answer its calls, and grow tries again. The caller holds v.mu.
+// launch starts a VM in the background. v.live counts the VM already. If an extra VM does not start, the
+// policy has not failed: the other VMs answer its calls, and grow tries again. The caller holds v.mu.
 func (v *Version) launch(extra bool) {
 	v.starts.Go(func() {
 		if extra {

@@ -186,8 +186,8 @@ func vllmHeader(id string, t engine.Target) []Field {
 }
 
 // vllmLeg returns a leg to t with a's body after the edits, without the client's PD fields.
-// Both legs of an attempt have the same request id. Anthropic's routes are the only ones that reject a body without a model
-// (anthropic/protocol.py).
+// Both legs of an attempt have the same request id. Only Anthropic's routes reject a body without
+// a model (anthropic/protocol.py).
 func vllmLeg(a *Attempt, id string, t engine.Target, dst []byte, edits []openai.Edit) Leg {
 	if a.Request.API.Anthropic() && !a.Request.HasModel {
 		edits = append(edits, modelNamed(a))

@@ -137,7 +137,7 @@ func (f *framing) readLine(p []byte, i int) int {
 	crlf := f.n > 0 && f.tail[len(f.tail)-1] == '\r'
 	f.n = 0
 	f.endLine(line, whole, crlf)
-	if f.state == framingEnd { // without its LF, the line is a part of the malformed one
+	if f.state == framingEnd { // the LF does not pass, so the malformed line continues this line
 		return i + end
 	}
 	return i + end + 1
@@ -179,11 +179,11 @@ func (f *framing) endLine(line []byte, whole, crlf bool) {
 	}
 }
 
-// folded reports that net/http would append the line to the line before (RFC 9112 5.2).
+// folded reports whether net/http would append the line to the previous one (RFC 9112 5.2).
 func folded(line []byte) bool { return line[0] == ' ' || line[0] == '\t' }
 
-// field handles one header line. It returns false if the request must not pass. llhttp takes
-// no tab for a part of these two lines, and sees no body behind CONNECT.
+// field handles one header line. It returns false if the request must not pass. llhttp skips
+// no tab beside the values of these two lines, and sees no body behind CONNECT.
 func (f *framing) field(line []byte, whole bool) bool {
 	name, value, _ := bytes.Cut(line, []byte(":"))
 	switch {
@@ -236,8 +236,8 @@ func (f *framing) refuse(why *openai.Error) {
 	f.refusal = why
 }
 
-// end lets no other byte pass. Without the malformed line, net/http would take the end for that of
-// the client, and cancel the requests before.
+// end lets no further byte pass. The malformed line takes the place of the rest. Without it,
+// net/http would think that the client has left, and would cancel the earlier requests.
 func (f *framing) end() { f.state, f.refusing = framingEnd, []byte(malformedLine) }
 
 // readRefusal returns the malformed line, then io.EOF.

@@ -267,7 +267,7 @@ func (l *leaving) get(path string) error {
 	return nil
 }
 
-// closed waits until the server has closed c as not having begun a request.
+// closed waits until the server has closed c with the code for requests that were not begun.
 func (l *leaving) closed(what string, c *quic.Conn) {
 	l.t.Helper()
 	<-c.Context().Done()

@@ -81,7 +81,7 @@ type exchange struct {
 	current
 }
 
-// current is what an exchange has of one request alone.
+// current has the fields of an exchange that keep nothing for another request.
 type current struct {
 	run      *Runner
 	gateway  attempt.Gateway         // sends the request instead of this process; nil: this process sends the legs

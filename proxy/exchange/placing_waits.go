@@ -29,7 +29,7 @@ func (r *probeRule) begin(p *placing) error {
 		if r.changed != nil {
 			if err := p.x.run.Waiting.Pause(r.ctx, r.changed, maxAwaited); err != nil {
 				if !errors.Is(err, r.late) {
-					_ = p.x.waitedInVain(err) // it returns err
+					_ = p.x.waitedInVain(err) // returns err
 				}
 				r.stop()
 				return err
@@ -145,7 +145,7 @@ func (r *holdRule) begin(p *placing) error {
 		return nil
 	}
 	if err := p.x.run.Waiting.Pause(r.ctx, p.x.run.Registry.Changed(), r.interval); err != nil {
-		_ = p.x.waitedInVain(err) // it returns err
+		_ = p.x.waitedInVain(err) // returns err
 		r.stop(p)
 		return err
 	}

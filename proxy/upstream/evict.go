@@ -64,8 +64,8 @@ func (cl *client) Withdraw() {
 	}
 }
 
-// wanted reports whether the request is still to be sent. From now on Withdraw ends the call. Wanted
-// is asked under mu: if Withdraw came before, the answer is already the new one.
+// wanted reports whether the request is still to be sent. From now on Withdraw ends the call. wanted
+// calls Wanted under mu, so that Wanted knows of an earlier Withdraw.
 func (c *call) wanted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

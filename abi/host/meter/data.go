@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// maxGap is the number of zeros between two data segments up to which they are joined. They take
-// less memory than one more segment in the engine.
+// maxGap is the largest number of zeros between two data segments that JoinData joins. So many zeros
+// take less memory than one more segment in the engine.
 const maxGap = 64
 
 var zeros [maxGap]byte
 
 // JoinData joins data segments that are near each other. Go's linker leaves out all runs of zeros,
-// so a module has 30,000 segments for one megabyte of data. For each of them the engine keeps about
-// 130 bytes, and 24 bytes in each instance. The memory has to be the module's own: then the bytes
-// between two segments are zero.
+// so a module has 30,000 segments for one megabyte of data. For each segment the engine keeps about
+// 130 bytes, and 24 more in each instance. The module must define its memory itself: only then are
+// the bytes between two segments zero.
 func (m *Module) JoinData() {
 	i := slices.IndexFunc(m.sections, func(s section) bool { return s.id == sectionData })
 	counted := slices.ContainsFunc(m.sections, func(s section) bool { return s.id == sectionDataCount })
@@ -26,7 +26,8 @@ func (m *Module) JoinData() {
 	}
 }
 
-// Encode returns the binary of the module: wasm, from which it was read, or the one that JoinData has changed.
+// Encode returns the binary of the module. wasm is the binary from which the module was read, and the
+// result unless JoinData has changed the module.
 func (m *Module) Encode(wasm []byte) []byte {
 	if !m.joined {
 		return wasm
@@ -53,7 +54,7 @@ func joinData(r *reader) []byte {
 	for i := range list {
 		kind, op, at := r.u32(), r.byte(), r.pos
 		address := int(r.leb(5))
-		if kind != 0 || op != opI32Const || r.pos-at > 4 || r.data[r.pos-1]&0x40 != 0 { // in 4 bytes: below 2^27 or negative
+		if kind != 0 || op != opI32Const || r.pos-at > 4 || r.data[r.pos-1]&0x40 != 0 { // an address of at most 4 bytes is below 2^27 or negative
 			return nil
 		}
 		if r.byte() != opEnd {
@@ -69,7 +70,7 @@ func joinData(r *reader) []byte {
 			return nil
 		case i > 0 && s.at <= list[i-1].end()+maxGap:
 			last := &groups[len(groups)-1]
-			*last = (*last)[:len(*last)+1] // the next one of list
+			*last = (*last)[:len(*last)+1] // s follows the group in list
 		default:
 			groups = append(groups, list[i:i+1])
 		}

@@ -20,7 +20,7 @@ import (
 // turns on the same core, so that a disturbance affects both.
 type checker struct {
 	suite     suite
-	threshold float64 // a smaller change is none
+	threshold float64 // a smaller change does not count
 	sides     [2]side // base, head
 	rows      []*checkRow
 }
@@ -44,7 +44,7 @@ func checkCommand(args []string) error {
 	fs := flag.NewFlagSet("check", flag.ContinueOnError)
 	base := fs.String("base", "", "`commit` to compare with")
 	rounds := fs.Int("rounds", 40, "most rounds")
-	threshold := fs.Float64("threshold", 3, "a change below that many `percent` is none")
+	threshold := fs.Float64("threshold", 3, "a change of less than so many `percent` does not count")
 	only := fs.String("only", "", "`pattern` of rows; empty: all")
 	core := fs.Int("core", 0, "CPU core of the programs")
 	loadCore := fs.Int("load-core", 1, "CPU core of the load and the backend")
@@ -56,7 +56,7 @@ func checkCommand(args []string) error {
 		return fmt.Errorf("-only: %w", err)
 	}
 	if *base == "" {
-		return errors.New("-base: needed")
+		return errors.New("bench check needs -base")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -110,7 +110,7 @@ func checkRows() []*checkRow {
 	}
 }
 
-// build builds the programs of both sides. That of base needs a work tree of its own.
+// build builds the programs of both sides. The program of base needs a work tree of its own.
 func (c *checker) build(ctx context.Context, dir, base string) error {
 	run := func(in, name string, args ...string) error {
 		cmd := exec.CommandContext(ctx, name, args...)
@@ -152,7 +152,7 @@ func (c *checker) run(ctx context.Context, rounds int) error {
 			if err := s.start(ctx, r.kind, c.suite.backend.addr); err != nil {
 				return err
 			}
-			if _, err := c.measure(ctx, s, r); err != nil { // not counted
+			if _, err := c.measure(ctx, s, r); err != nil { // a first run, which does not count
 				return fmt.Errorf("%s: %w", r.name, err)
 			}
 		}
@@ -181,12 +181,12 @@ func (c *checker) run(ctx context.Context, rounds int) error {
 		if open == 0 {
 			break
 		}
-		fmt.Fprintf(c.suite.log, "round %d: %d of %d rows open\n", round+1, open, len(c.rows))
+		fmt.Fprintf(c.suite.log, "round %d: %d of %d rows have no verdict yet\n", round+1, open, len(c.rows))
 	}
 	return nil
 }
 
-// start starts a kind with an address for metrics.
+// start starts the proxy of a kind, with an address for its metrics.
 func (s *side) start(ctx context.Context, kind, upstream string) error {
 	addr, err := freeAddr()
 	if err != nil {

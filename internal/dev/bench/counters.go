@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// figures are those of one run. Values that cannot be measured are 0.
+// figures are the costs in one run. A cost that cannot be measured is 0.
 type figures struct {
 	cpu                          float64 // µs per request or event
 	calls, instructions, mallocs float64 // per request or event
@@ -47,7 +47,7 @@ func startPerf(ctx context.Context, pid int) func() (calls, instructions float64
 	}
 	return func() (float64, float64) {
 		_ = cmd.Process.Signal(os.Interrupt) // fails if perf refused the counters
-		_ = cmd.Wait()                       // its error is the signal
+		_ = cmd.Wait()                       // the error reports the signal
 		return parsePerf(out.String(), "raw_syscalls:sys_enter"), parsePerf(out.String(), "instructions")
 	}
 }

@@ -30,8 +30,8 @@ func usageOf(pids []int) (usage, error) {
 	var sum usage
 	for _, pid := range pids {
 		var cpu unix.Timespec
-		// The clock of a process, CPUCLOCK_SCHED in the kernel's posix-timers_types.h. Its resolution is
-		// a nanosecond, that of /proc/PID/stat a tick.
+		// The clock is CPUCLOCK_SCHED of the process, see the kernel's posix-timers_types.h. This clock
+		// counts nanoseconds, and /proc/PID/stat counts ticks.
 		if err := unix.ClockGettime(int32(^pid<<3|2), &cpu); err != nil {
 			return usage{}, fmt.Errorf("read CPU time: %w", err)
 		}
@@ -45,7 +45,7 @@ func usageOf(pids []int) (usage, error) {
 	return sum, nil
 }
 
-// parseParent returns the parent in proc_pid_stat(5). The command's name may contain blanks and
+// parseParent returns the parent's id from a text in the form of proc_pid_stat(5). The command's name may contain blanks and
 // parentheses, so the fields are counted from its last parenthesis.
 func parseParent(stat []byte) (int, error) {
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))

@@ -11,7 +11,7 @@ import (
 const (
 	holdDials = 64               // streams that are opened at the same time
 	holdLimit = 90 * time.Second // to open all
-	holdQuiet = 4 * time.Second  // after its start a proxy gives memory back: pdproxy when it is quiet for a second
+	holdQuiet = 4 * time.Second  // before the first reading: pdproxy gives memory back after a quiet second
 )
 
 // holding is a load of slow streams that stay open until it ends.

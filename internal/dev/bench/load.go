@@ -294,7 +294,7 @@ func (w *worker) stream(body io.Reader, from time.Time) error {
 	return err
 }
 
-var errEvents = errors.New("a complete stream has another number")
+var errEvents = errors.New("the number of events is wrong")
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 

@@ -12,12 +12,12 @@ import (
 
 var errSlower = errors.New("the working tree is slower")
 
-// leastRounds is the number of rounds from which on interval has a meaning.
+// leastRounds is the least number of rounds that interval needs.
 const leastRounds = 8
 
-// interval returns the median of the ratios and an interval that contains the true one with a
-// confidence of 99 %, by the signed ranks of Wilcoxon (Hodges and Lehmann): disturbed rounds change
-// both little. It needs leastRounds.
+// interval returns the estimate of Hodges and Lehmann for the ratio, a kind of median, and an interval
+// that contains the true ratio with a confidence of 99 %, by the signed ranks of Wilcoxon. A disturbed
+// round changes both little. There must be at least leastRounds ratios.
 func interval(ratios []float64) (median, from, to float64) {
 	var means []float64
 	for i, a := range ratios {
@@ -39,7 +39,7 @@ const (
 	unclear = "unclear"
 )
 
-// judge returns the verdict, and whether more rounds would not change it.
+// judge returns the verdict of a row. If sure is true, the row needs no more rounds.
 func (c *checker) judge(r *checkRow) (verdict string, sure bool) {
 	if len(r.rounds) < leastRounds {
 		return unclear, false
@@ -63,7 +63,7 @@ func (r *checkRow) ratios() (ratios []float64) {
 	return ratios
 }
 
-// print writes the rows. It returns an error if one is slower or failed.
+// print writes the rows. It returns an error if a row is slower or has failed.
 func (c *checker) print(w io.Writer, base string) (err error) {
 	fmt.Fprintf(w, "%s\n%s and the working tree: medians of CPU, system calls, instructions and allocations of a request or an event\n", machine(), base)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -29,10 +29,10 @@ func TestCost(t *testing.T) {
 	}{
 		{"request: allocations", 100.4, ""},
 		{"request: allocations", 95, ""},
-		{"request: allocations", 100.6, "101, the number"},
+		{"request: allocations", 100.6, "101, more than 100"},
 		{"request: allocations", 94, "lower the number"},
 		{"event: allocations", 0.4, ""},
-		{"event: allocations", 1, "1, the number"},
+		{"event: allocations", 1, "1, more than 0"},
 		{"event", 0, "has no number"},
 	} {
 		o := &outcome{TB: t}

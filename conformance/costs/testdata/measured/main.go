@@ -1,5 +1,5 @@
-// Command measured is pdproxy, which also reports its memory: for each line of standard input one
-// line of runtime.MemStats, after a garbage collection. Any process of the user may trace it.
+// Command measured is a pdproxy that also reports its memory. For each line of standard input it
+// collects garbage and writes runtime.MemStats as one line. Any process of the user may trace it.
 package main
 
 import (
