@@ -211,8 +211,18 @@ func (w *world) faults(l *load) (all []fault) {
 		return kill, stop
 	}
 	workerKill, workerStop := child("a worker", true, func() int { return w.busiest(a) })
-	workerKill.broken = func(o *outcome) bool { return o.c.p == a && o.broke }
-	workerKill.most = func() int { return l.open(a) }
+	killWorker, killed, dead := workerKill.begin, time.Time{}, time.Time{}
+	workerKill.begin = func() {
+		killed = time.Now()
+		killWorker()
+		exited(w.t, pid)
+		dead = time.Now()
+	}
+	// The requests that the worker can have had: they began before its sockets closed.
+	workerKill.broken = func(o *outcome) bool {
+		return o.c.p == a && o.broke && o.began.Before(dead) && o.ended.After(killed)
+	}
+	workerKill.most = func() int { return len(l.clients) / 2 }
 	workerKill.unread = true
 	workerStop.short = true
 	workerStop.held = func(o *outcome, began time.Time, lasts time.Duration) bool { // requests of its connections
@@ -221,7 +231,7 @@ func (w *world) faults(l *load) (all []fault) {
 	workerHang := workerStop // until its supervisor kills it
 	workerHang.name, workerHang.short, workerHang.end, workerHang.holds = "a worker hangs", false, func() {}, 12*time.Second
 	workerHang.unread = true
-	workerHang.broken, workerHang.most = workerKill.broken, func() int { return len(l.clients) / 2 }
+	workerHang.broken, workerHang.most = func(o *outcome) bool { return o.c.p == a && o.broke }, workerKill.most
 	leaderKill, leaderStop := child("the coordinator that leads", true, func() int { p, _ := w.leader(); return p.children("coordinator")[0] })
 	standbyKill, standbyStop := child("the standby coordinator", false, func() int { _, p := w.leader(); return p.children("coordinator")[0] })
 	standbyStop.short = true

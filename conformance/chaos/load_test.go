@@ -14,7 +14,6 @@ import (
 	"net/http/httptrace"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -46,7 +45,6 @@ type client struct {
 	stream bool
 	fresh  bool // each request has a separate connection
 	http   *http.Client
-	asks   atomic.Bool // it has an open request
 }
 
 func (c *client) String() string {
@@ -186,22 +184,10 @@ func stalled(o *outcome, stalls []stall) (longest time.Duration) {
 	return longest
 }
 
-// open returns the number of open requests of a host.
-func (l *load) open(p *proxy) (n int) {
-	for _, c := range l.clients {
-		if c.p == p && c.asks.Load() {
-			n++
-		}
-	}
-	return n
-}
-
 // one sends a request, and a second one over a new connection if the first one
 // broke.
 func (l *load) one(c *client) *outcome {
 	o := &outcome{c: c, prompt: rand.IntN(prompts), began: time.Now()}
-	c.asks.Store(true)
-	defer c.asks.Store(false)
 	text, err := c.ask(o.prompt, c.stream, o)
 	o.ended = time.Now()
 	if err == nil && text != l.want[o.prompt] {

@@ -333,6 +333,17 @@ func (w *world) busiest(p *proxy) (pid int) {
 	return pid
 }
 
+// exited waits until a process has closed its sockets. The kernel closes them when the last of
+// the process's threads has ended, some milliseconds after SIGKILL on a busy machine.
+func exited(t *testing.T, pid int) {
+	await(t, fmt.Sprintf("process %d ends", pid), func() bool {
+		threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)) // none: the process has been reaped
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return err != nil || len(threads) == 1 && strings.HasPrefix(state, "Z")
+	})
+}
+
 // end kills the remaining processes of a supervisor that was killed before.
 func (p *proxy) end(t *testing.T) {
 	await(t, "the processes of host "+p.host.name+" end", func() bool {
