@@ -1,7 +1,10 @@
 package conformance
 
 import (
+	"fmt"
+	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -192,14 +195,15 @@ func TestWarmUpFails(t *testing.T) {
 }
 
 // TestStalePair: a prefill engine of SGLang restarts at the same address between two heartbeats of
-// decode, so decode keeps the ports of the old process, and each request of the pair waits. One
-// user's request finds this, or none with pairs.warm_up. Afterwards the proxy tries the pair
-// itself, and users use it again after decode has restarted.
+// decode, so decode keeps the ports of the old process, and each request of the pair waits. If the
+// proxy has used the pair, it finds this itself, with a request of its own. Otherwise one user's
+// request finds it. Afterwards the proxy tries the pair, and users use it again after decode has
+// restarted.
 func TestStalePair(t *testing.T) {
-	for _, warmUp := range []bool{false, true} {
-		name := "first found by a user"
-		if warmUp {
-			name = "first found by the warm-up"
+	for _, used := range []bool{false, true} {
+		name := "found by a user"
+		if used {
+			name = "found by the proxy"
 		}
 		t.Run(name, func(t *testing.T) {
 			f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 2, decode: 1,
@@ -210,7 +214,6 @@ func TestStalePair(t *testing.T) {
 					}
 				},
 				config: func(c *config.Config) {
-					c.Pairs.WarmUp = warmUp
 					c.Policy.Plan, c.Policy.Place = "always", "round_robin"
 					c.Timeouts.Prefill, c.Timeouts.Handshake = config.Duration(2*time.Second), config.Duration(time.Second)
 					c.Circuit.OpenFor = config.Duration(200 * time.Millisecond)
@@ -238,7 +241,11 @@ func TestStalePair(t *testing.T) {
 					return state("p0") == "ready" && state("p1") == "ready"
 				})
 			}
-			bothReady()
+			if used {
+				bothReady()
+			} else { // another proxy uses the pair
+				meet(t, f.prefill[0], f.decode[0])
+			}
 			f.settled()
 			restart := func(e **enginesim.Engine, name, role string) {
 				t.Helper()
@@ -256,9 +263,8 @@ func TestStalePair(t *testing.T) {
 			restart(&f.prefill[0], "p0", enginesim.RolePrefill)
 			failed := func() float64 { return f.metric("pdproxy_pair_warmups_total", `outcome="failed"`) }
 			slow, want, trials := f.metric("pdproxy_retries_total"), 1.0, failed()
-			if warmUp {
+			if used {
 				want = 0
-				f.eventually("the warm-up has failed", func() bool { return failed() > trials })
 			}
 			for range 4 { // each prefill has a turn
 				one()
@@ -271,4 +277,24 @@ func TestStalePair(t *testing.T) {
 			bothReady()
 		})
 	}
+}
+
+// meet sends a request through two SGLang engines without a proxy, so that decode knows prefill.
+func meet(t *testing.T, prefill, decode *enginesim.Engine) {
+	t.Helper()
+	body := fmt.Sprintf(`{"model":"sim","prompt":"two engines meet","max_tokens":1,"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":7}`, prefill.BootstrapPort())
+	var legs sync.WaitGroup
+	for _, e := range []*enginesim.Engine{prefill, decode} {
+		legs.Go(func() {
+			resp, err := http.Post(e.URL()+"/v1/completions", "application/json", strings.NewReader(body))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if resp.Body.Close(); resp.StatusCode != http.StatusOK {
+				t.Errorf("%s answered with status %d", e.URL(), resp.StatusCode)
+			}
+		})
+	}
+	legs.Wait()
 }

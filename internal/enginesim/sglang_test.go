@@ -142,6 +142,36 @@ func TestSGLangRoomExpiry(t *testing.T) {
 	}
 }
 
+// TestSGLangPrefillReplaced: decode keeps the ports of a prefill process that was replaced at the
+// same address between two heartbeats, also after an abort, until a wait for the KV times out.
+func TestSGLangPrefillReplaced(t *testing.T) {
+	p, d := sglangPair(t, Config{}, Config{SGLang: core.SGLangConfig{HeartbeatInterval: time.Hour, WaitingTimeout: 500 * time.Millisecond}})
+	room := int64(0)
+	both := func() (decode answer) {
+		room++
+		body := completion("x y", bootstrap(p, room, fmt.Sprint("replaced-", room)))
+		_, leave := postAside(t, p.URL()+core.RouteCompletions, body)
+		defer leave()
+		decode, _ = try(t.Context(), d.URL()+core.RouteCompletions, body)
+		return decode
+	}
+	if a := both(); a.status != http.StatusOK {
+		t.Fatalf("decode answered %d %s", a.status, a.body)
+	}
+	port := p.BootstrapPort()
+	p.Kill()
+	p.Close()
+	p = startEngine(t, Config{Connector: ConnectorSGLang, Role: RolePrefill, BootstrapPort: port})
+	got, leave := postAside(t, d.URL()+core.RouteCompletions, completion("x y", bootstrap(p, 1000, "left")))
+	eventually(t, "decode waits", func() bool { return sglangOf(d).InFlight("left") })
+	leave()
+	<-got
+	if a := both(); a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "timed out") {
+		t.Errorf("decode answered %d %s", a.status, a.body)
+	}
+	eventually(t, "decode has asked for the new ports", func() bool { return both().status == http.StatusOK })
+}
+
 // FuzzSGLangParse: any body is rejected or gives every sequence an item.
 func FuzzSGLangParse(f *testing.F) {
 	for _, body := range []string{

@@ -167,6 +167,13 @@ func publisher(announced []byte) engine.KVPublisher {
 	}
 }
 
+// KeepsPorts: decode drops the ports of a prefill process only after two failed heartbeats in a row
+// (10 s). Newer releases also drop them when their wait for the KV has timed out, but only after 300 s,
+// and an abort by the proxy drops nothing. libzmq loses a message to the port of an ended process
+// without an error. Source: srt/disaggregation/common/conn.py _setup_bootstrap_infos,
+// _start_heartbeat_checker_thread, _check_waiting_timeout and abort.
+func (sglang) KeepsPorts() {}
+
 // BothPairs: an engine of role both was started without disaggregation. It has no
 // bootstrap server, and would answer a decode leg by computing the whole prompt.
 func (sglang) BothPairs() bool { return false }

@@ -31,6 +31,7 @@ type Pair struct {
 	circuit  circuit.Breaker
 	tried    atomic.Bool // a request of the proxy itself runs through the pair
 	users    atomic.Bool // the engines refused the proxy's own trial: the next trial is a user's request
+	doubted  atomic.Bool // no transfer has ended since doubt; requests without another pair need not wait for the trial
 	mu       sync.Mutex
 	state    abi.PairState // unknown, warming or ready; broken is a state of the circuit; guarded by mu
 	failures int           // since the pair was created; guarded by mu
@@ -123,6 +124,17 @@ func (p *Pair) Failure(kind string) (opened bool) { return p.set(kind) }
 // request 36029).
 const Unmet = "prefill_timeout"
 
+// doubt makes the circuit half open: the next transfer of the pair may fail because decode keeps
+// the ports of an ended prefill process. The proxy tries the pair at once, and users' requests
+// that can take another pair wait for its success.
+func (p *Pair) doubt() {
+	p.doubted.Store(true)
+	p.circuit.Trip()
+	p.circuit.Halve()
+	p.table.note(p)
+	p.table.version.Add(1)
+}
+
 // Trial reports whether the circuit of the pair is not closed: an attempt on the pair is a
 // trial.
 func (p *Pair) Trial() bool { return !p.circuit.Closed() }
@@ -151,6 +163,7 @@ func (p *Pair) set(kind string) (opened bool) {
 	}
 	p.noted = true
 	p.users.Store(false)
+	p.doubted.Store(false)
 	if p.stateAt(now) != before {
 		p.since = now
 	}
@@ -314,19 +327,22 @@ func (t *pairTable) troubled(key pairKey) *Pair {
 	return nil
 }
 
-// drop removes every pair with instance id: its handshakes are no longer valid.
-func (t *pairTable) drop(id uint32) {
+// drop removes every pair with instance id, because its handshakes are no longer valid, and
+// returns these pairs.
+func (t *pairTable) drop(id uint32) (dropped []*Pair) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for key := range t.pairs {
+	for key, pair := range t.pairs {
 		if key.prefill == id || key.decode == id {
 			delete(t.pairs, key)
+			dropped = append(dropped, pair)
 			t.version.Add(1)
 			if t.troubled(key) != nil {
 				t.publish(key, nil)
 			}
 		}
 	}
+	return dropped
 }
 
 // rows returns the row of each pair.
@@ -434,10 +450,11 @@ func (r *Registry) AllowPair(p, d Target) bool {
 }
 
 // TryPair is AllowPair for a request that no other pair can take: the request need not leave
-// the trial to the proxy. It returns false while a trial of the proxy runs. It takes no lock.
+// the trial to the proxy. It returns false while a trial of the proxy runs, unless the pair is only
+// doubted. It takes no lock.
 func (r *Registry) TryPair(p, d Target) bool {
 	pair := r.pairs.troubled(keyOf(p, d))
-	return pair == nil || !pair.tried.Load() && pair.circuit.Allow()
+	return pair == nil || pair.doubted.Load() || !pair.tried.Load() && pair.circuit.Allow()
 }
 
 // PairsInTrouble reports whether any pair's circuit is not closed.

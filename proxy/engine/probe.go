@@ -257,7 +257,10 @@ func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	p.i.facts.Store(f)
 	if old != nil && state != Down && restarted(old, f, state == Unhealthy && p.lost) {
 		p.i.restarts.Add(1)
-		p.r.restarted(p.i)
+		pairs := p.r.restarted(p.i)
+		if _, keeps := p.i.protocol.(PortKeeper); keeps && p.i.registry(old) == p.i.registry(f) {
+			p.r.doubt(p.i, pairs)
+		}
 	}
 	signal(p.r.changed)
 	if state != Ready {
@@ -297,11 +300,22 @@ func timedOut(err error) bool {
 	return errors.As(err, &ne) && ne.Timeout()
 }
 
-// restarted drops the knowledge about the instance's former process.
-func (r *Registry) restarted(i *Instance) {
+// doubt doubts the pairs of the former process of i, a prefill instance, whose decode instances
+// may keep its ports.
+func (r *Registry) doubt(i *Instance, former []*Pair) {
+	for _, pair := range former {
+		if pair.Prefill.Instance == i {
+			r.Pair(pair.Prefill, pair.Decode).doubt()
+		}
+	}
+}
+
+// restarted drops the knowledge about the instance's former process. It returns the pairs of that
+// process.
+func (r *Registry) restarted(i *Instance) (pairs []*Pair) {
 	r.log.Info("engine has restarted", "engine", i.Spec.Name)
 	r.SetAsleep(i, nil)
-	r.pairs.drop(i.ID)
+	pairs = r.pairs.drop(i.ID)
 	for rank := range i.Load {
 		i.Load[rank].Forget()
 	}
@@ -313,6 +327,7 @@ func (r *Registry) restarted(i *Instance) {
 	if r.o.OnRestart != nil {
 		r.o.OnRestart(i)
 	}
+	return pairs
 }
 
 // ask requests the facts of the instance. Configured values take precedence.

@@ -35,6 +35,14 @@ type Protocol interface {
 	Loads() []LoadRoute
 }
 
+// PortKeeper is a Protocol whose decode engines may keep the ports of a prefill process after
+// another process has taken its bootstrap address. A request of such a pair waits until a time
+// limit ends it.
+type PortKeeper interface {
+	Protocol
+	KeepsPorts()
+}
+
 // LoadRoute is an HTTP route of an engine. A GET of Path answers with a load report.
 type LoadRoute struct {
 	Path string // with its query

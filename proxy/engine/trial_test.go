@@ -150,6 +150,40 @@ func TestTrialWithoutOutcome(t *testing.T) {
 	})
 }
 
+// TestDoubtedPair: after a restart of prefill at the same address, the proxy tries each pair of the
+// former process at once. Users' requests wait for its success, unless they have no other pair.
+func TestDoubtedPair(t *testing.T) {
+	for _, works := range []bool{true, false} {
+		brokenPair(t, func(f *fleet, pair *Pair) {
+			p, d := pair.Prefill, pair.Decode
+			pair.Success()
+			f.doubt(d.Instance, []*Pair{pair})
+			if !f.users(pair) {
+				t.Fatal("a restart of decode breaks the pair")
+			}
+			f.doubt(p.Instance, f.restarted(p.Instance))
+			if pair = f.Pair(p, d); f.users(pair) || !f.TryPair(p, d) {
+				t.Error("before the trial: want only requests without another pair")
+			}
+			if _, tried := f.ClaimTrial(time.Now(), nil); tried != pair {
+				t.Fatal("the proxy does not try the pair at once")
+			}
+			if f.users(pair) || !f.TryPair(p, d) {
+				t.Error("during the trial: want only requests without another pair")
+			}
+			if works {
+				pair.Success()
+			} else {
+				pair.Failure(Unmet)
+			}
+			pair.Tried(false)
+			if f.users(pair) != works || f.TryPair(p, d) != works {
+				t.Errorf("after a trial with success %v: users %v, without another pair %v", works, f.users(pair), f.TryPair(p, d))
+			}
+		})
+	}
+}
+
 // TestFailedWarmUpOpensTheCircuit: the first failure of a new pair that the proxy tries opens the
 // circuit, whatever its kind. A user's request that fails counts as usual.
 func TestFailedWarmUpOpensTheCircuit(t *testing.T) {

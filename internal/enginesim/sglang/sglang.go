@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
@@ -37,6 +38,9 @@ type SGLang struct {
 	cfg  core.SGLangConfig
 	mode string
 	Boot *bootstrapRegistry // prefill only
+
+	born    time.Time
+	startup time.Duration // from born until the engine served
 
 	http http.Client // decode's calls to bootstrap registries
 
@@ -82,7 +86,7 @@ func (f *transferFailure) Error() string { return f.reason }
 
 func New(e *core.Engine) *SGLang {
 	g := &SGLang{
-		e: e, cfg: e.Cfg.SGLang, mode: modeNull,
+		e: e, cfg: e.Cfg.SGLang, mode: modeNull, born: time.Now(),
 		Queues: make([]sglangQueues, e.Cfg.Ranks),
 		live:   make(map[string]*sglangLeg), Rooms: make(map[int64]*sglangRoom),
 		receivers: make(map[int64]*sglangReceiver), Prefills: make(map[string]*sglangPrefill),
@@ -102,6 +106,7 @@ func New(e *core.Engine) *SGLang {
 }
 
 func (g *SGLang) Start() error {
+	g.startup = time.Since(g.born)
 	switch g.mode {
 	case modePrefill:
 		return g.Boot.Start()

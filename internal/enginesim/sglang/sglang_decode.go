@@ -144,6 +144,7 @@ func (g *SGLang) awaitKV(ctx context.Context, recv *sglangReceiver, peer string)
 	case <-recv.done:
 		return nil
 	case <-limit.C:
+		g.forgetRanks(recv.addr)
 		return kvError(phaseDecodeTransfer, recv.leg, fmt.Sprintf("Request %d timed out after %.1fs in KVPoll.WaitingForInput",
 			recv.leg.room, g.cfg.WaitingTimeout.Seconds()))
 	case <-ctx.Done():
@@ -277,7 +278,7 @@ func (g *SGLang) queryRank(ctx context.Context, addr string, room int64) (int, e
 }
 
 // rankAddress returns the side channel address of a prefill rank. It is cached
-// while the registry answers heartbeats.
+// while the registry answers heartbeats, or until a wait for the KV times out.
 func (g *SGLang) rankAddress(ctx context.Context, addr string, rank int) (string, error) {
 	g.Mu.Lock()
 	if p := g.Prefills[addr]; p != nil && p.ranks[rank] != "" {
@@ -297,6 +298,16 @@ func (g *SGLang) rankAddress(ctx context.Context, addr string, rank int) (string
 		p.ranks[rank] = peer
 	}
 	return peer, nil
+}
+
+// forgetRanks drops the ranks' addresses of a registry: the process of the prefill may be another
+// one (common/conn.py, invalidate_cached_bootstrap_infos). An aborted request drops nothing.
+func (g *SGLang) forgetRanks(addr string) {
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
+	if p := g.Prefills[addr]; p != nil {
+		clear(p.ranks)
+	}
 }
 
 // askTimeout bounds a call to a registry.

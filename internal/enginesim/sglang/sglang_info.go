@@ -73,6 +73,8 @@ func (g *SGLang) serverInfo(w http.ResponseWriter, _ *http.Request) {
 		"disaggregation_mode", g.mode, "disaggregation_bootstrap_port", port,
 		"disaggregation_transfer_backend", g.cfg.TransferBackend,
 		"max_total_num_tokens", g.e.MaxModelLen(), "max_req_input_len", g.e.MaxModelLen()-6,
+		// managers/tokenizer_manager.py startup_time: durations in seconds, which differ from process to process.
+		"startup_time", core.Obj("load_weight", 0.0, "kv_cache_allocation", 0.0, "scheduler_e2e", g.startup.Seconds(), "cuda_graph", core.Obj(), "tokenizer_e2e", 0.0),
 		"internal_states", states, "version", sglangVersion, "kv_events", g.describePublisher(),
 	))
 }
