@@ -45,7 +45,6 @@ type framingConn struct {
 	handled  atomic.Bool          // a handler of HTTP/1.1 has the present request; before, net/http writes only refusals
 	refused  bool                 // a refusal has been sent; only the goroutine of net/http uses it
 	http2    atomic.Bool          // the preface of HTTP/2 has been read
-	taken    atomic.Bool          // a handler has taken over the connection, which stays counted until Close
 	heads    headWatch            // of HTTP/2; only Read uses it
 	away     goAway               // of HTTP/2
 }
@@ -78,11 +77,7 @@ func (c *framingConn) Write(p []byte) (int, error) {
 // Close implements net.Conn.
 func (c *framingConn) Close() error {
 	c.conns.remove(c)
-	err := c.Conn.Close()
-	if c.taken.Swap(false) {
-		c.conns.open.Done()
-	}
-	return err
+	return c.Conn.Close()
 }
 
 // Read implements net.Conn.
@@ -151,8 +146,6 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 func connState(c net.Conn, state http.ConnState) {
 	fc := c.(*framingConn) // each listener makes such connections
 	switch state {
-	case http.StateNew:
-		fc.conns.open.Add()
 	case http.StateActive:
 		fc.tcp.busy()
 	case http.StateIdle:
@@ -162,9 +155,6 @@ func connState(c net.Conn, state http.ConnState) {
 		if fc.f.state != framingEnd { // after a refusal no byte passes
 			fc.f.state = framingRaw
 		}
-		fc.taken.Store(true)
-	case http.StateClosed:
-		fc.conns.open.Done()
 	}
 }
 

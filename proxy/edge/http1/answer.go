@@ -98,20 +98,20 @@ func (a *answer) Write(p []byte) (int, error) {
 	}
 	a.written += int64(len(p))
 	last := a.written == a.length
-	switch {
-	case a.req.Method == http.MethodHead:
-		return len(p), a.err
-	case !a.begun && !last && len(a.out)+len(p) <= cap(a.out):
-		a.out = append(a.out, p...) // the answer may end here, and then has a length
-		return len(p), a.err
-	case !a.begun:
+	if !a.begun {
+		if !last && len(a.out)+len(p) <= cap(a.out) {
+			a.out = append(a.out, p...) // the answer may end here, and then has a length
+			return len(p), a.err
+		}
 		a.beginBody(false, p)
 	}
-	if a.chunked {
+	switch {
+	case a.req.Method == http.MethodHead:
+	case a.chunked:
 		a.appendSize(len(p))
 		a.append(p)
 		a.append(crlf)
-	} else {
+	default:
 		a.append(p)
 	}
 	if last {
@@ -218,7 +218,7 @@ func (a *answer) inform(status int) {
 	if status == http.StatusContinue {
 		a.stopAsking()
 	}
-	b := appendStatus(newBuffer()[:0], status)
+	b := a.appendStatus(newBuffer()[:0], status)
 	for name, values := range a.header {
 		if name != "Content-Length" && name != "Transfer-Encoding" {
 			b = appendField(b, name, values)

@@ -84,14 +84,14 @@ func (a *answer) appendHeader(b []byte) []byte {
 func (a *answer) beginBody(whole bool, next []byte) {
 	a.begun = true
 	isHead, allowed, buffered := a.req.Method == http.MethodHead, a.bodyAllowed(), a.out[a.bodyAt:]
-	if whole && allowed && a.length < 0 && a.trailer == nil && (!isHead || a.written > 0) {
+	if whole && allowed && a.length < 0 && a.trailer == nil && (!isHead || len(buffered) > 0) {
 		a.length = a.written
 	}
-	if a.conn.server.stopping.Load() || a.asks() {
+	if a.conn.server.retired.Load() || a.asks() {
 		a.closes = true
 	}
 	var room [headRoom]byte
-	b := appendStatus(room[:0], a.status)
+	b := a.appendStatus(room[:0], a.status)
 	if !a.dated {
 		b = append(b, *a.conn.server.date.Load()...)
 	}
@@ -120,7 +120,10 @@ func (a *answer) beginBody(whole bool, next []byte) {
 	}
 	a.at = headRoom - len(b)
 	copy(a.out[a.at:], b)
-	if a.chunked && len(buffered) > 0 {
+	switch {
+	case isHead:
+		a.out = a.out[:a.bodyAt]
+	case a.chunked && len(buffered) > 0:
 		var size [longestSize]byte
 		line := append(strconv.AppendInt(size[:0], int64(len(buffered)), 16), crlf...)
 		a.out = append(slices.Insert(a.out, a.bodyAt, line...), crlf...)
@@ -144,13 +147,10 @@ func (a *answer) appendTrailer(b []byte) []byte {
 	return b
 }
 
-// appendStatus appends a status line.
-func appendStatus(b []byte, status int) []byte {
-	if status == http.StatusOK {
-		return append(b, "HTTP/1.1 200 OK\r\n"...)
-	}
-	b = strconv.AppendInt(append(b, "HTTP/1.1 "...), int64(status), 10)
-	b = append(b, ' ')
+// appendStatus appends a status line, of the version of the request.
+func (a *answer) appendStatus(b []byte, status int) []byte {
+	b = append(append(b, a.req.Proto...), ' ')
+	b = append(strconv.AppendInt(b, int64(status), 10), ' ')
 	if text := http.StatusText(status); text != "" {
 		b = append(b, text...)
 	} else {

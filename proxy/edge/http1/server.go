@@ -53,6 +53,7 @@ type Server struct {
 	started   bool                      // run runs; guarded by mu
 	done      chan struct{}             // ends run and the watcher
 	stopping  atomic.Bool
+	retired   atomic.Bool
 	tick      atomic.Int64
 	date      atomic.Pointer[string] // the line
 	watcher   watcher
@@ -157,6 +158,9 @@ func (s *Server) cancelAll() {
 	}
 }
 
+// Retire makes each connection close behind its next answer, which says so.
+func (s *Server) Retire() { s.retired.Store(true) }
+
 // Shutdown closes the listeners and the connections without a request, and waits until the others
 // have served theirs, or ctx ends. The answers say that their connection closes. Connections that a
 // handler or HTTP2 has taken over are not waited for.
@@ -207,6 +211,7 @@ func (s *Server) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stopping.Store(true)
+	s.retired.Store(true)
 	for l := range s.listeners {
 		l.Close()
 	}
