@@ -97,10 +97,9 @@ func (a *answer) Write(p []byte) (int, error) {
 		return 0, http.ErrContentLength
 	}
 	a.written += int64(len(p))
-	last := a.written == a.length
 	if !a.begun {
-		if !last && len(a.out)+len(p) <= cap(a.out) {
-			a.out = append(a.out, p...) // the answer may end here, and then has a length
+		if len(a.out)+len(p) <= cap(a.out) {
+			a.out = append(a.out, p...) // the answer may end here, and then goes out in one write, with its length
 			return len(p), a.err
 		}
 		a.beginBody(false, p)
@@ -113,9 +112,6 @@ func (a *answer) Write(p []byte) (int, error) {
 		a.append(crlf)
 	default:
 		a.append(p)
-	}
-	if last {
-		a.flush()
 	}
 	if a.err != nil {
 		return 0, a.err

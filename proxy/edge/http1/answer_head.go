@@ -38,6 +38,7 @@ func (a *answer) appendHeader(b []byte) []byte {
 			}
 			continue
 		case "Transfer-Encoding":
+			a.typed = true // as net/http does
 			continue
 		case "Connection":
 			if hasToken(values, "close") {
@@ -113,7 +114,7 @@ func (a *answer) beginBody(whole bool, next []byte) {
 		a.closes = true // it ends the body
 	}
 	switch {
-	case a.closes && a.req.ProtoMinor > 0 && a.status != http.StatusSwitchingProtocols:
+	case a.closes && a.status != http.StatusSwitchingProtocols:
 		b = append(b, "Connection: close\r\n"...)
 	case !a.closes && a.keeps:
 		b = append(b, "Connection: keep-alive\r\n"...)

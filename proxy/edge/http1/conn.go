@@ -289,16 +289,21 @@ func (c *conn) read(p []byte) (n int, err error) {
 // fill reads more bytes into buf.
 func (c *conn) fill() error {
 	c.grow()
-	n, err := c.nc.Read(c.buf[c.w:])
-	c.w += n
-	if n > 0 {
-		return nil
+	for range maxEmptyReads {
+		n, err := c.nc.Read(c.buf[c.w:])
+		c.w += n
+		if n > 0 {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		return io.ErrNoProgress
-	}
-	return err
+	return io.ErrNoProgress
 }
+
+// maxEmptyReads is how many reads in a row may return nothing, as in package bufio.
+const maxEmptyReads = 100
 
 // grow makes room in buf behind w.
 func (c *conn) grow() {

@@ -186,6 +186,9 @@ func answers(t *testing.T, sent string, methods ...string) (list []string, rest 
 		body, err := io.ReadAll(resp.Body)
 		dated := resp.Header.Get("Date") != ""
 		resp.Header.Del("Date")
+		if resp.Close {
+			resp.Header.Del("Connection") // net/http leaves it out in HTTP/1.0
+		}
 		list = append(list, fmt.Sprintf("%s %v dated=%v length=%d coding=%v close=%v trailer=%v %q %v", resp.Status, resp.Header, dated, resp.ContentLength, resp.TransferEncoding, resp.Close, resp.Trailer, body, err))
 	}
 }
