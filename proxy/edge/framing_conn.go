@@ -139,7 +139,7 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 		state := tc.ConnectionState()
 		fc.tlsState = &state
 	}
-	return downstream.WithConn(context.WithValue(ctx, connKey{}, fc), fc.Conn)
+	return context.WithValue(ctx, connKey{}, fc)
 }
 
 // connState is the http.Server.ConnState of all servers.
