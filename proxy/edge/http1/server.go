@@ -110,8 +110,8 @@ func (s *Server) start(l net.Listener) bool {
 	return true
 }
 
-// add serves a connection.
-func (s *Server) add(nc net.Conn) {
+// newConn returns a connection that waits for a head.
+func (s *Server) newConn(nc net.Conn) *conn {
 	c := &conn{server: s, nc: nc, values: s.Base}
 	if s.ConnContext != nil {
 		c.values = s.ConnContext(s.Base, nc)
@@ -124,6 +124,12 @@ func (s *Server) add(nc net.Conn) {
 		c.remote = a.String()
 	}
 	c.waits.Store(waitMark(s.tick.Load(), waitHead))
+	return c
+}
+
+// add serves a connection.
+func (s *Server) add(nc net.Conn) {
+	c := s.newConn(nc)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopping.Load() {
