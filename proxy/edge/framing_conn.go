@@ -11,7 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// framingListener refuses requests with ambiguous framing, above all Content-Length
+// framingListener is for the connections of net/http: those of HTTP/2, and of HTTP/1.1 with
+// server.http1 = "nethttp". It refuses requests with ambiguous framing, above all Content-Length
 // together with Transfer-Encoding. Attackers use such requests to smuggle one request
 // inside another. net/http accepts them and hides the length from the handler, so the
 // check stands below net/http and follows the bytes of the connection. In place of the

@@ -1,6 +1,6 @@
 // Package edge owns the sockets of clients and of operators. It accepts connections over
-// TCP, TLS and QUIC, limits them, checks the framing of HTTP/1.1, and serves HTTP/1.1,
-// HTTP/2 and HTTP/3. It drains its connections or leaves its sockets to a successor. What
+// TCP, TLS and QUIC, limits them, and serves HTTP/1.1 (package http1), HTTP/2 (net/http) and
+// HTTP/3 (quic-go). It drains its connections or leaves its sockets to a successor. What
 // the requests mean is the business of two http.Handlers.
 //
 // The decisions behind this package are in docs/design/edge.md.
