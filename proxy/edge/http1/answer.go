@@ -156,8 +156,12 @@ func (a *answer) end() bool {
 		a.append(crlf)
 	}
 	a.flush()
+	if a.err != nil {
+		return false
+	}
+	a.err = errOver // nothing that is written now may come into the next answer
 	whole := a.length < 0 || a.written == a.length || a.req.Method == http.MethodHead || !a.bodyAllowed()
-	return a.err == nil && whole && !a.closes
+	return whole && !a.closes
 }
 
 // append adds bytes to the buffer, and writes it when it is full.
@@ -269,7 +273,7 @@ func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return c.nc, bufio.NewReadWriter(in, bufio.NewWriterSize(c.nc, bufferSize)), nil
 }
 
-// errOver is the result of setting a deadline after the handler has returned.
+// errOver is the result of a use after the handler has returned.
 var errOver = errors.New("the request has ended")
 
 // SetReadDeadline is for http.ResponseController. It has no effect if the whole body has come.

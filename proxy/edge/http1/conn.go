@@ -49,6 +49,7 @@ type conn struct {
 	current atomic.Pointer[requestContext] // nil: no handler runs
 	gone    atomic.Bool                    // the client has left
 	taken   bool                           // a handler has taken over the connection
+	reading bool                           // the handler may read a body
 	watched leaving                        // how the server notices that the client leaves
 
 	timing     sync.Mutex
@@ -104,7 +105,7 @@ func (c *conn) request(text string) bool {
 	q.body.begin(c, r, h, &q.answer)
 	c.current.Store(&q.ctx)
 	if h.length != 0 {
-		r.Body = &q.body
+		r.Body, c.reading = &q.body, true
 	} else {
 		c.release()
 	}
@@ -126,9 +127,11 @@ func (c *conn) request(text string) bool {
 	more := q.answer.end()
 	c.current.Store(nil)
 	q.ctx.cancel(context.Canceled)
+	whole := q.body.end()
+	c.reading = false
 	c.unwatch()
 	c.endDeadlines(&q.answer)
-	if !q.body.end() {
+	if !whole {
 		c.linger()
 		return false
 	}
@@ -153,8 +156,10 @@ func (c *conn) finish() {
 		c.nc.Close()
 	}
 	c.unwatch()
-	c.r = c.w
-	c.release()
+	if !c.reading { // else a handler has panicked, and another goroutine may use the buffer
+		c.r = c.w
+		c.release()
+	}
 	c.server.forget(c)
 }
 

@@ -65,7 +65,7 @@ func (w *watcher) run(raw syscall.RawConn) {
 	for {
 		n := 0
 		err := raw.Read(func(fd uintptr) bool {
-			n, _ = syscall.EpollWait(int(fd), events, 0) // only a signal can interrupt it
+			n, _ = syscall.EpollWait(int(fd), events, 0) // does not block, so no signal interrupts it
 			return n > 0
 		})
 		if err != nil {
