@@ -34,14 +34,17 @@ const (
 func overSockets(t *testing.T, o world.Setup, f func(t *testing.T, w *world.World, c *http.Client, base string)) {
 	insecure := &tls.Config{InsecureSkipVerify: true}
 	edit := o.Config
-	for _, name := range []string{"h1", "h2c", "tls h1", "tls h2", "h3"} {
+	for _, name := range []string{"h1", "h1 of net/http", "h2c", "tls h1", "tls h2", "h3"} {
 		t.Run(name, func(t *testing.T) {
 			o := o
 			o.Sockets = true
-			secure := name != "h1" && name != "h2c"
+			secure := !strings.HasPrefix(name, "h1") && name != "h2c"
 			o.Config = func(c *config.Config) {
 				edit(c)
-				if name == "h3" {
+				switch name {
+				case "h1 of net/http":
+					c.Server.HTTP1 = config.HTTP1NetHTTP
+				case "h3":
 					c.Server.HTTP3 = "127.0.0.1:0"
 				}
 			}
