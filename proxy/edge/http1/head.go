@@ -17,7 +17,7 @@ type head struct {
 }
 
 // parseHead reads a whole head, whose lines all end in CRLF, into r, which is empty. The strings of
-// r share the memory of text. u is the memory of r.URL.
+// r share the memory of text, except for values of a large one. u is the memory of r.URL.
 //
 // It accepts only heads that net/http and llhttp (npm, without lenient flags) accept too, so that no
 // server in front of the proxy sees another request in the same bytes.
@@ -131,10 +131,10 @@ func letters(s string) bool {
 // is appended to a line gets a new one.
 func parseFields(text string, to *http.Header) error {
 	n := strings.Count(text, "\n") - 1 // the empty line
-	h := make(http.Header, n)
+	h := make(http.Header, min(n, 64)) // a head may repeat one name
 	values := make([]string, n)
 	*to = h
-	name := ""
+	name, large := "", len(text) > maxShared
 	for {
 		line, rest, _ := strings.Cut(text, "\r\n")
 		if line == "" {
@@ -162,6 +162,9 @@ func parseFields(text string, to *http.Header) error {
 				return UnclearLength
 			}
 		}
+		if large {
+			value = strings.Clone(value)
+		}
 		if lines, ok := h[name]; ok {
 			h[name] = append(lines, value)
 			continue
@@ -170,6 +173,10 @@ func parseFields(text string, to *http.Header) error {
 		h[name], values = values[:1:1], values[1:]
 	}
 }
+
+// maxShared is the size in bytes of the largest head whose values share its memory: a value that is kept
+// for long, such as the id of a request, keeps no more than this.
+const maxShared = 2 << 10
 
 // longestLength is the size of the longest Content-Length line. A longer one has more zeros or
 // spaces than any client sends.

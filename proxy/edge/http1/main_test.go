@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"math/big"
+	"net"
 	"testing"
 	"time"
 
@@ -28,4 +29,33 @@ func selfSigned(t *testing.T) tls.Certificate {
 		t.Fatal(err)
 	}
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// overTLS puts TLS on a listener and its clients.
+func overTLS(t *testing.T, l net.Listener, dial func() (net.Conn, error)) (net.Listener, func() (net.Conn, error)) {
+	t.Helper()
+	cert := selfSigned(t)
+	return &tlsAccepter{l, &tls.Config{Certificates: []tls.Certificate{cert}}}, func() (net.Conn, error) {
+		c, err := dial()
+		if err != nil {
+			return nil, err
+		}
+		tc := tls.Client(c, &tls.Config{InsecureSkipVerify: true})
+		return tc, tc.Handshake()
+	}
+}
+
+// tlsAccepter does the handshake before it returns a connection, as the edge does.
+type tlsAccepter struct {
+	net.Listener
+	config *tls.Config
+}
+
+func (l *tlsAccepter) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	tc := tls.Server(c, l.config)
+	return tc, tc.Handshake()
 }
