@@ -65,17 +65,18 @@ func (b *body) Read(p []byte) (n int, err error) {
 			err = io.EOF
 		}
 	}
-	if err == io.EOF {
+	switch {
+	case err == nil, isTimeout(err): // the reader may set another deadline and go on
+		return n, err
+	case err == io.EOF:
 		if !b.whole.Swap(true) {
 			b.conn.watch()
 		}
 		b.conn.release()
-	} else if err != nil && !isTimeout(err) {
+	case err != errMalformedBody: // the connection has ended
 		b.conn.leave()
 	}
-	if err != nil && !isTimeout(err) { // the reader may set another deadline and go on
-		b.err = err
-	}
+	b.err = err
 	return n, err
 }
 

@@ -368,3 +368,31 @@ func TestState(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
+
+// A malformed body is no sign that the client has left: it gets an answer. The end of the connection is.
+func TestContextOfBrokenBody(t *testing.T) {
+	for _, tt := range []struct {
+		sent  string
+		close bool
+	}{{coded + "x\r\n", false}, {coded + "5\r\nhe", true}, {postHead + "Content-Length: 5\r\n\r\nhe", true}} {
+		left := make(chan error, 1)
+		_, dial := onSockets(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if _, err := io.ReadAll(r.Body); err == nil {
+				t.Error("the body is complete")
+			}
+			left <- r.Context().Err()
+			w.WriteHeader(400)
+		}), nil)
+		c := dial().(*net.TCPConn)
+		io.WriteString(c, tt.sent)
+		if tt.close {
+			c.CloseWrite()
+		}
+		if err := <-left; (err != nil) != tt.close {
+			t.Errorf("%q: %v", tt.sent, err)
+		}
+		if resp, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || resp.StatusCode != 400 {
+			t.Errorf("%q: %v, %v", tt.sent, resp, err)
+		}
+	}
+}

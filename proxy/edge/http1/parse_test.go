@@ -174,9 +174,9 @@ func TestBadBodies(t *testing.T) {
 		all := coded + body + get
 		for _, cuts := range cutsOf(all) {
 			var got record
-			serveScript(newServer(&got), all, cuts...)
-			if len(got.list) != 1 || !got.list[0].failed {
-				t.Fatalf("%.200q cut at %v: the handler got %+v", body, cuts, got.list)
+			sent := serveScript(newServer(&got), all, cuts...)
+			if len(got.list) != 1 || !got.list[0].failed || strings.Count(sent, "served") != 1 {
+				t.Fatalf("%.200q cut at %v: the handler got %+v, the client %q", body, cuts, got.list, sent)
 			}
 		}
 	}

@@ -168,8 +168,8 @@ func (s *Server) cancelAll() {
 func (s *Server) Retire() { s.retired.Store(true) }
 
 // Shutdown closes the listeners and the connections without a request, and waits until the others
-// have served theirs, or ctx ends. The answers say that their connection closes. Connections that a
-// handler or HTTP2 has taken over are not waited for.
+// have served theirs, or ctx ends. The answers say that their connection closes. It does not wait for
+// connections that HTTP2 has taken over, nor for those of a handler that has taken one over and returned.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stop()
 	s.mu.Lock()
@@ -197,7 +197,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return nil
 }
 
-// Close closes the listeners and all connections, except those that were taken over.
+// Close closes the listeners and all connections for which Shutdown would wait.
 func (s *Server) Close() error {
 	s.stop()
 	s.mu.Lock()
