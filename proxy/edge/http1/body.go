@@ -69,9 +69,8 @@ func (b *body) Read(p []byte) (n int, err error) {
 	case err == nil, isTimeout(err): // the reader may set another deadline and go on
 		return n, err
 	case err == io.EOF:
-		if !b.whole.Swap(true) {
-			b.conn.watch()
-		}
+		b.whole.Store(true)
+		b.conn.watch()
 		b.conn.release()
 	case err != errMalformedBody: // the connection has ended
 		b.conn.leave()

@@ -108,8 +108,6 @@ func (c *conn) request(text string) bool {
 		r.Body, c.reading = &q.body, true
 	} else {
 		c.release()
-	}
-	if q.body.Whole() {
 		c.watch()
 	}
 	if c.gone.Load() || c.values.Err() != nil {

@@ -16,6 +16,7 @@ type leaving struct {
 	secure bool            // the bytes of the socket are TLS records
 	id     uint64          // in the watcher
 	closed atomic.Bool     // the client has closed its side, perhaps behind bytes that have not been read
+	whole  atomic.Bool     // the handler has read the whole request
 
 	background chan struct{} // closed at the end of the goroutine; nil: none runs
 	next       [1]byte
@@ -59,11 +60,13 @@ func (c *conn) unregister() {
 	}
 }
 
-// watch is called when the whole request has been read: from now on an end of the connection means
-// that the client has left.
+// watch is called when the handler has the whole request: from now on an end of the connection means
+// that the client has left. A handler that answers before it reads the body may so answer a client
+// that has closed its side, as with net/http.
 func (c *conn) watch() {
 	l := &c.watched
 	if l.socket != nil {
+		l.whole.Store(true)
 		if l.closed.Load() && (l.secure || atEnd(l.socket)) {
 			c.leave()
 		}
@@ -83,6 +86,7 @@ func (c *conn) watch() {
 // unwatch ends watch. The caller is the only user of the connection.
 func (c *conn) unwatch() {
 	l := &c.watched
+	l.whole.Store(false)
 	if l.background == nil {
 		return
 	}
@@ -110,8 +114,8 @@ func (c *conn) push(b byte) {
 // net/http, a client with a further request in the socket has not left yet.
 func (c *conn) hungUp() {
 	l := &c.watched
-	l.closed.Store(true) // first: the reader of the last byte looks at it
-	if l.secure || atEnd(l.socket) {
+	l.closed.Store(true) // first, because watch looks at it
+	if l.whole.Load() && (l.secure || atEnd(l.socket)) {
 		c.leave()
 	}
 }
