@@ -41,6 +41,10 @@ func refusalOf(why http1.Refusal, limit int) *openai.Error {
 	switch why {
 	case http1.UnclearLength:
 		return errFraming
+	case http1.BadLine:
+		return errLine
+	case http1.BadName:
+		return invalidHead(http.StatusBadRequest, ": invalid header name")
 	case http1.HeadTooLarge:
 		return headTooLarge(limit)
 	case http1.NoHost:

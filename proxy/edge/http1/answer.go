@@ -140,12 +140,16 @@ func (a *answer) FlushError() error {
 	return a.err
 }
 
-// end completes the answer, and reports whether the connection may serve another request.
+// end completes the answer, and reports whether the connection may serve another request. It reads the
+// rest of the body of the request before a head that is still to be written, so that the head says whether
+// another request may follow.
 func (a *answer) end() bool {
 	if a.status == 0 {
 		a.WriteHeader(http.StatusOK)
 	}
-	if !a.begun {
+	begun, stands := a.begun, false
+	if !begun {
+		stands = a.body.end(true)
 		a.beginBody(true, nil)
 	}
 	if a.chunked {
@@ -156,12 +160,15 @@ func (a *answer) end() bool {
 		a.append(crlf)
 	}
 	a.flush()
+	if begun {
+		stands = a.body.end(a.err == nil)
+	}
 	if a.err != nil {
 		return false
 	}
 	a.err = errOver // nothing that is written now may come into the next answer
 	whole := a.length < 0 || a.written == a.length || a.req.Method == http.MethodHead || !a.bodyAllowed()
-	return whole && !a.closes
+	return whole && stands && !a.closes
 }
 
 // append adds bytes to the buffer, and writes it when it is full.

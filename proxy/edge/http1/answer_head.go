@@ -88,7 +88,7 @@ func (a *answer) beginBody(whole bool, next []byte) {
 	if whole && allowed && a.length < 0 && a.trailer == nil && (!isHead || len(buffered) > 0) {
 		a.length = a.written
 	}
-	if a.conn.server.retired.Load() || a.asks() {
+	if a.conn.server.retired.Load() || a.asks() || a.body.broken.Load() {
 		a.closes = true
 	}
 	var room [headRoom]byte

@@ -24,7 +24,11 @@ type body struct {
 	err    error       // the result of all further reads; guarded by mu
 	closed bool        // guarded by mu
 	whole  atomic.Bool // no byte of the body is still to come from the connection
+	broken atomic.Bool // its end will not be found
 }
+
+// maxRest is how many bytes of a body that no handler has read the server reads, as net/http does.
+const maxRest = 256 << 10
 
 // begin prepares the body of r, which has that head.
 func (b *body) begin(c *conn, r *http.Request, h head, a *answer) {
@@ -76,6 +80,7 @@ func (b *body) Read(p []byte) (n int, err error) {
 		b.conn.leave()
 	}
 	b.err = err
+	b.broken.Store(err != io.EOF)
 	return n, err
 }
 
@@ -106,28 +111,43 @@ func (b *body) Close() error {
 // wait then. Safe for concurrent use.
 func (b *body) Whole() bool { return b.whole.Load() }
 
-// end takes the body from its readers, after the handler. It reports whether the connection stands
-// before the next request.
-func (b *body) end() bool {
+// end takes the body from its readers, after the handler, and reads the rest if that is of use. It reports
+// whether the connection stands before the next request.
+func (b *body) end(useful bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
 	switch {
 	case b.err != nil:
-		return b.err == io.EOF
 	case b.whole.Load():
 		b.conn.r += int(b.left)
-		return true
-	case b.req == nil || b.ask != nil:
-		return false
+		b.err = io.EOF
+	case !useful, b.ask != nil, b.req == nil && b.left > maxRest: // behind ask, the next bytes may be another request
+		b.err = http.ErrBodyReadAfterClose
+	default:
+		b.err = b.drop()
 	}
-	for { // chunks that have already come
-		var piece [512]byte
-		if b.conn.r == b.conn.w {
-			return false
+	b.broken.Store(b.err != io.EOF)
+	return b.err == io.EOF
+}
+
+// drop reads the rest of the body, for which the client has as much time as for a head. At the end of
+// the body it returns io.EOF.
+func (b *body) drop() (err error) {
+	b.conn.limitRest()
+	var piece [512]byte
+	for n, got := 0, 0; got <= maxRest; got += n {
+		switch {
+		case b.req != nil:
+			n, err = b.readChunks(piece[:])
+		case b.left == 0:
+			return io.EOF
+		default:
+			n, err = b.readPart(piece[:])
 		}
-		if _, err := b.readChunks(piece[:]); err != nil {
-			return err == io.EOF
+		if err != nil {
+			return err
 		}
 	}
+	return http.ErrBodyReadAfterClose
 }

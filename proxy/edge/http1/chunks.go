@@ -120,7 +120,7 @@ func (c *chunkReader) next(b byte) bool {
 		switch {
 		case classes[b]&tokenByte != 0:
 			c.state = chunkName
-		case c.state == chunkNameFirst:
+		case c.state == chunkNameFirst && b == '\r': // other empty names are allowed
 			return false
 		case b == '=':
 			c.state = chunkValue
@@ -210,7 +210,7 @@ func (b *body) trailerByte(at byte) error {
 		return errMalformedBody
 	}
 	for name := range fields {
-		if forbiddenTrailer(name) {
+		if frames(name) {
 			return errMalformedBody
 		}
 	}

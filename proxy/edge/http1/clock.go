@@ -70,7 +70,7 @@ func (c *conn) cutWait(v int64) {
 // rest begins the wait for the next request. It returns false if the server serves none.
 func (c *conn) rest(post bool) bool {
 	if c.lineEnds = 0; post {
-		c.lineEnds = 2 // net/http ignores as many
+		c.lineEnds = 4 // net/http ignores as many
 	}
 	s := c.server
 	if s.State != nil {

@@ -43,7 +43,7 @@ type conn struct {
 	// the connection, while a handler runs to the reader of the body.
 	buf      []byte // nil: r and w are 0
 	r, w     int
-	lineEnds int // empty lines that may come before the next head
+	lineEnds int // bytes of empty lines that may come before the next head
 
 	waits   atomic.Int64                   // see clock.go
 	current atomic.Pointer[requestContext] // nil: no handler runs
@@ -125,16 +125,11 @@ func (c *conn) request(text string) bool {
 	more := q.answer.end()
 	c.current.Store(nil)
 	q.ctx.cancel(context.Canceled)
-	whole := q.body.end()
 	c.reading = false
 	c.unwatch()
 	c.endDeadlines(&q.answer)
-	if !whole {
-		c.linger()
-		return false
-	}
 	if !more {
-		if c.r < c.w {
+		if c.r < c.w || q.body.broken.Load() {
 			c.linger()
 		}
 		return false
@@ -165,6 +160,9 @@ func (c *conn) finish() {
 func (c *conn) readHead() (string, error) {
 	line, at := 0, 0 // behind c.r: where the current line begins, and how far lines have been searched
 	for {
+		if at == 0 {
+			c.skipLineEnds()
+		}
 		got := c.buf[c.r:c.w]
 		for at < len(got) {
 			i := bytes.IndexByte(got[at:], '\n')
@@ -175,19 +173,15 @@ func (c *conn) readHead() (string, error) {
 			at += i + 1
 			switch {
 			case at-line < 2 || got[at-2] != '\r':
-				return "", Malformed
+				return "", BadLine
 			case at-line > 2:
 				line = at
 			case line > 0:
 				text := string(got[:at])
 				c.r += at
 				return text, c.limit(at)
-			case c.lineEnds == 0:
+			default:
 				return "", Malformed
-			default: // an empty line behind the body of a POST (RFC 9112 2.2)
-				c.lineEnds--
-				c.r += at
-				got, at = got[at:], 0
 			}
 		}
 		if err := c.limit(len(got)); err != nil {
@@ -200,6 +194,13 @@ func (c *conn) readHead() (string, error) {
 			return "", err
 		}
 		c.begun()
+	}
+}
+
+// skipLineEnds skips empty lines behind the body of a POST (RFC 9112 2.2).
+func (c *conn) skipLineEnds() {
+	for ; c.lineEnds > 0 && c.r < c.w && (c.buf[c.r] == '\r' || c.buf[c.r] == '\n'); c.r++ {
+		c.lineEnds--
 	}
 }
 
@@ -339,6 +340,14 @@ func (c *conn) leave() {
 	if x := c.current.Load(); x != nil {
 		x.cancel(context.Canceled)
 	}
+}
+
+// limitRest gives the client a limit of time for the rest of a body.
+func (c *conn) limitRest() {
+	c.timing.Lock()
+	defer c.timing.Unlock()
+	c.readTimed = true
+	_ = c.nc.SetReadDeadline(time.Now().Add(c.server.HeadTime)) // the next read fails too
 }
 
 // endDeadlines removes the deadlines that the handler has set, and makes later calls on its answer

@@ -6,7 +6,7 @@ import "strings"
 const (
 	tokenByte  = 1 << iota // of methods and names (RFC 9110 5.6.2)
 	valueByte              // of header values: tab, space, visible bytes, and those above ASCII
-	targetByte             // of request targets: visible ASCII without #
+	targetByte             // of request targets: visible ASCII
 	plainByte              // of request targets: stands for itself in a path
 	hostByte               // of Host lines, as in net/http (httpguts.ValidHostHeader)
 	quotedByte             // in a quoted string, without a backslash before it (RFC 9110 5.6.4)
@@ -29,7 +29,7 @@ var classes = func() (t [256]uint8) {
 				t[b] |= quotedByte
 			}
 		}
-		if b > ' ' && b < 0x7f && b != '#' {
+		if b > ' ' && b < 0x7f {
 			t[b] |= targetByte
 		}
 	}

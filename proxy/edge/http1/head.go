@@ -35,18 +35,16 @@ func parseHead(text string, r *http.Request, u *url.URL) (h head, err error) {
 	if h.length, err = bodyLength(r); err != nil {
 		return h, err
 	}
-	if lines := r.Header["Expect"]; lines != nil {
-		for _, v := range lines {
-			if !strings.EqualFold(v, "100-continue") {
-				return h, BadExpectation
-			}
+	if lines := r.Header["Expect"]; len(lines) > 0 && lines[0] != "" { // net/http reads one line
+		if !hasToken(lines[:1], "100-continue") {
+			return h, BadExpectation
 		}
 		h.continues = r.ProtoMinor > 0 && h.length != 0
 	}
 	connection := r.Header["Connection"]
-	h.close = hasToken(connection, "close") || hasToken(r.Header["Proxy-Connection"], "close") || r.Method == "CONNECT"
+	h.close = hasToken(connection, "close") || hasToken(r.Header["Proxy-Connection"], "close")
 	if r.ProtoMinor == 0 {
-		h.keep = !h.close && hasToken(connection, "keep-alive")
+		h.keep = !h.close && len(connection) > 0 && hasToken(connection[:1], "keep-alive") // net/http reads one line
 		h.close = !h.keep
 	}
 	r.Close = h.close
@@ -85,7 +83,7 @@ func parseTarget(target string, r *http.Request, u *url.URL) (err error) {
 		return Malformed
 	}
 	switch {
-	case target[0] == '/' && r.Method != "CONNECT":
+	case target[0] == '/':
 		path, query, found := strings.Cut(target, "?")
 		if all(path, plainByte) && !(found && query == "") {
 			u.Path, u.RawQuery = path, query
@@ -107,7 +105,11 @@ func parseTarget(target string, r *http.Request, u *url.URL) (err error) {
 		if i := strings.IndexAny(rest, "/?"); i >= 0 {
 			host = rest[:i]
 		}
-		if !found || !letters(scheme) || host == "" || !all(host, hostByte) {
+		user, server, named := strings.Cut(host, "@")
+		if !named {
+			user, server = "", host
+		}
+		if !found || !letters(scheme) || !all(user, hostByte) || !all(server, hostByte) {
 			return Malformed
 		}
 		r.URL, err = url.ParseRequestURI(target)
@@ -134,7 +136,7 @@ func parseFields(text string, to *http.Header) error {
 	h := make(http.Header, min(n, 64)) // a head may repeat one name
 	values := make([]string, n)
 	*to = h
-	name, large := "", len(text) > maxShared
+	large := len(text) > maxShared
 	for {
 		line, rest, _ := strings.Cut(text, "\r\n")
 		if line == "" {
@@ -142,27 +144,23 @@ func parseFields(text string, to *http.Header) error {
 		}
 		text = rest
 		if line[0] == ' ' || line[0] == '\t' { // folds the line before
-			if name == "Content-Length" || name == "Transfer-Encoding" {
-				return UnclearLength
-			}
-			return Malformed
+			return BadLine
 		}
 		key, value, ok := strings.Cut(line, ":")
-		if !ok || key == "" || !all(key, tokenByte) || !all(value, valueByte) {
+		switch {
+		case ok && strings.IndexByte(key, ' ') >= 0:
+			return BadName
+		case !ok || key == "" || !all(key, tokenByte) || !all(value, valueByte):
 			return Malformed
 		}
-		name, value = textproto.CanonicalMIMEHeaderKey(key), trim(value)
+		name := textproto.CanonicalMIMEHeaderKey(key)
 		switch name {
-		case "Content-Length":
-			if len(line) > longestLength {
-				return UnclearLength
-			}
-		case "Transfer-Encoding":
-			if strings.HasSuffix(line, "\t") { // llhttp allows only spaces behind the coding
+		case "Content-Length", "Transfer-Encoding":
+			if strings.IndexByte(value, '\t') >= 0 || name[0] == 'C' && len(line) > longestLength { // llhttp refuses tabs
 				return UnclearLength
 			}
 		}
-		if large {
+		if value = trim(value); large {
 			value = strings.Clone(value)
 		}
 		if lines, ok := h[name]; ok {
@@ -207,8 +205,9 @@ func takeHost(r *http.Request) error {
 // for it.
 func bodyLength(r *http.Request) (int64, error) {
 	lengths, codings := r.Header["Content-Length"], r.Header["Transfer-Encoding"]
+	connect := r.Method == http.MethodConnect // llhttp reads no body behind it
 	if codings != nil {
-		if lengths != nil || r.ProtoMinor == 0 {
+		if lengths != nil || r.ProtoMinor == 0 || connect {
 			return 0, UnclearLength
 		}
 		if len(codings) > 1 || !strings.EqualFold(codings[0], "chunked") {
@@ -225,7 +224,7 @@ func bodyLength(r *http.Request) (int64, error) {
 		return 0, UnclearLength
 	}
 	n, ok := parseLength(lengths[0])
-	if !ok {
+	if !ok || connect && n > 0 {
 		return 0, UnclearLength
 	}
 	r.ContentLength = n
@@ -259,7 +258,7 @@ func announceTrailer(r *http.Request) error {
 			if name = trim(name); name == "" {
 				continue
 			}
-			if name = textproto.CanonicalMIMEHeaderKey(name); forbiddenTrailer(name) {
+			if name = textproto.CanonicalMIMEHeaderKey(name); frames(name) {
 				return Malformed
 			}
 			r.Trailer[name] = nil
@@ -268,7 +267,13 @@ func announceTrailer(r *http.Request) error {
 	return nil
 }
 
-// forbiddenTrailer reports whether a field with this canonical name has no meaning behind a body,
+// frames reports whether a field with this canonical name behind a body may show another server
+// another end of the body.
+func frames(name string) bool {
+	return name == "Content-Length" || name == "Transfer-Encoding" || name == "Trailer"
+}
+
+// forbiddenTrailer reports whether a field with this canonical name has no meaning behind an answer,
 // because it is needed to find the body or the next request (RFC 9110 6.5.1).
 func forbiddenTrailer(name string) bool {
 	switch name {

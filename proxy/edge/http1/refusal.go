@@ -6,6 +6,8 @@ type Refusal uint8
 // Refusals. The number in a comment is the status of the answer.
 const (
 	Malformed      Refusal = iota + 1 // 400: the head is not HTTP
+	BadLine                           // 400: a line is folded, or does not end in CRLF
+	BadName                           // 400: a name with a space
 	NoHost                            // 400: HTTP/1.1 without a Host line
 	BadHost                           // 400: the Host line is no host
 	UnclearLength                     // 400: two servers could see different ends of the body
@@ -21,6 +23,8 @@ func (r Refusal) Error() string { return refusalTexts[r] }
 
 var refusalTexts = [...]string{
 	Malformed:      "malformed head",
+	BadLine:        "malformed line",
+	BadName:        "malformed name",
 	NoHost:         "no Host line",
 	BadHost:        "malformed Host line",
 	UnclearLength:  "unclear length of the body",
