@@ -1,6 +1,7 @@
 package http1
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"log/slog"
@@ -8,6 +9,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
 
 // The client gets the same answers as from net/http, except for the framing of answers between 2
@@ -171,5 +176,59 @@ func TestAnswerBytes(t *testing.T) {
 	}
 	if body != "9\r\ndata: 1\n\n\r\n9\r\ndata: 1\n\n\r\n0\r\n\r\n" {
 		t.Errorf("got body %q", body)
+	}
+}
+
+// The server reads the rest of a body that no handler has read. An answer behind which no other request
+// is served says so.
+func TestUnreadBody(t *testing.T) {
+	large := strings.Repeat("x", maxRest)
+	for _, tt := range []struct {
+		name, head, rest string // rest comes a second later
+		begun            bool   // the handler has flushed the head
+		next             bool   // another request is served
+		after            time.Duration
+	}{
+		{"a length", postHead + "Content-Length: 5\r\n\r\nhel", "lo", false, true, time.Second},
+		{"chunks", coded + "5\r\nhel", "lo\r\n0\r\nX: y\r\n\r\n", false, true, time.Second},
+		{"behind a flush", postHead + "Content-Length: 5\r\n\r\nhel", "lo", true, true, 0},
+		{"all that is read", postHead + "Content-Length: 262144\r\n\r\n", large, false, true, time.Second},
+		{"more than is read", postHead + "Content-Length: 262145\r\n\r\n", "", false, false, 0},
+		{"more chunks than are read", coded + "40200\r\n", large + "x", false, false, time.Second},
+		{"malformed", coded + "5\r\nhelloXX", "", false, false, 0},
+		{"no rest", postHead + "Content-Length: 5\r\n\r\nhel", "", false, false, 10 * time.Second},
+		{"100 Continue", postHead + "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n", "hello", false, false, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := proxytest.NewPipeListener()
+			c := serveOn(t, newServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if tt.begun {
+					w.(http.Flusher).Flush()
+				}
+			})), p, p.Dial)()
+			begin, sent := time.Now(), make(chan struct{})
+			go func() {
+				defer close(sent)
+				io.WriteString(c, tt.head)
+				time.Sleep(time.Second)
+				io.WriteString(c, tt.rest)
+				if tt.next {
+					io.WriteString(c, get)
+				}
+			}()
+			defer func() { c.Close(); <-sent }()
+			in := bufio.NewReader(c)
+			resp, err := http.ReadResponse(in, nil)
+			if err != nil {
+				t.Fatalf("%s: %v", tt.name, err)
+			}
+			if d := time.Since(begin); d != tt.after || resp.Close == tt.next {
+				t.Errorf("%s: the answer came after %v, close %t", tt.name, d, resp.Close)
+			}
+			io.Copy(io.Discard, resp.Body)
+			if resp, err = http.ReadResponse(in, nil); (err == nil) != tt.next {
+				t.Errorf("%s: %v, %v", tt.name, resp, err)
+			}
+		})
 	}
 }
