@@ -81,8 +81,8 @@ func (s *Server) Serve(l net.Listener) error {
 		if s.stopping.Load() {
 			return http.ErrServerClosed
 		}
-		//nolint:staticcheck // net/http uses it too: the errors of accept that pass have no other mark
-		if passing, ok := errors.AsType[net.Error](err); !ok || !passing.Temporary() {
+		//lint:ignore SA1019 the errors of accept that pass have no other mark; net/http uses it too
+		if passing, ok := errors.AsType[net.Error](err); !ok || !passing.Temporary() { //nolint:staticcheck // as above
 			return err
 		}
 		s.Log.Debug("accept failed", "error", err)
