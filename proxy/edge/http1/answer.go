@@ -149,7 +149,7 @@ func (a *answer) end() bool {
 	}
 	begun, stands := a.begun, false
 	if !begun {
-		stands = a.body.end(true)
+		stands = a.body.end(!a.closes)
 		a.beginBody(true, nil)
 	}
 	if a.chunked {
@@ -161,7 +161,7 @@ func (a *answer) end() bool {
 	}
 	a.flush()
 	if begun {
-		stands = a.body.end(a.err == nil)
+		stands = a.body.end(a.err == nil && !a.closes)
 	}
 	if a.err != nil {
 		return false
