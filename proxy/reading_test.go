@@ -34,14 +34,17 @@ const (
 func overSockets(t *testing.T, o world.Setup, f func(t *testing.T, w *world.World, c *http.Client, base string)) {
 	insecure := &tls.Config{InsecureSkipVerify: true}
 	edit := o.Config
-	for _, name := range []string{"h1", "h2c", "tls h1", "tls h2", "h3"} {
+	for _, name := range []string{"h1", "h1 of net/http", "h2c", "tls h1", "tls h2", "h3"} {
 		t.Run(name, func(t *testing.T) {
 			o := o
 			o.Sockets = true
-			secure := name != "h1" && name != "h2c"
+			secure := !strings.HasPrefix(name, "h1") && name != "h2c"
 			o.Config = func(c *config.Config) {
 				edit(c)
-				if name == "h3" {
+				switch name {
+				case "h1 of net/http":
+					c.Server.HTTP1 = config.HTTP1NetHTTP
+				case "h3":
 					c.Server.HTTP3 = "127.0.0.1:0"
 				}
 			}
@@ -125,6 +128,8 @@ func TestFloodOfAnnouncedBodies(t *testing.T) {
 	o := world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}, Config: func(c *config.Config) {
 		c.Limits.MaxExchanges, c.Limits.MaxReading, c.Limits.PerClient = 2, places, 0
 	}}
+	// Over HTTP/1.1 a small body that comes with its head takes no place.
+	large := strings.TrimSuffix(world.Completions(false), "}") + strings.Repeat(" ", 8<<10) + "}"
 	overSockets(t, o, func(t *testing.T, w *world.World, c *http.Client, base string) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -137,7 +142,7 @@ func TestFloodOfAnnouncedBodies(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		for range 3 {
-			if a := world.Ask(ctx, c, "POST", base+world.CompletionsPath, world.Completions(false)); a.Status != 200 {
+			if a := world.Ask(ctx, c, "POST", base+world.CompletionsPath, large); a.Status != 200 {
 				t.Fatalf("request with a whole body: got %+v", a)
 			}
 			if s := <-status; !strings.HasPrefix(s, "408 ") || !strings.Contains(s, "reading_limit") {

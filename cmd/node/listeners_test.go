@@ -190,7 +190,7 @@ func TestInternalListeners(t *testing.T) {
 func TestAdminRoutes(t *testing.T) {
 	n := servingNode(t, func(cfg *config.Config) { cfg.Sidecar.Local = "http://127.0.0.1:1" })
 	for _, path := range []string{"/v1/engines", "/v1/engines/x", "/v1/drain", "/v1/policies/auto/reload", "/v1/sidecar/policies", "/v1/nothing", "/", "/healthz", "//v1/drain"} {
-		for _, method := range []string{"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "NEW"} {
+		for _, method := range []string{"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "MKCOL"} {
 			if status, text, _ := call(t, method, n.AdminURL()+path, "", "Content-Type: application/json"); status != 401 {
 				t.Errorf("%s, %s: call = %d, %s", method, path, status, text)
 			}

@@ -103,6 +103,7 @@ func (w wire) smuggling(t *testing.T) {
 		{"other case", post(chunked(small), "cOnTent-lEngth: 5", "TRANSFER-encoding: CHUNKED")},
 		{"fields between", post(chunked(small), length, "X-A: "+strings.Repeat("a", 300), "X-B: b", "Transfer-Encoding: chunked")},
 		{"folded", post(chunked(small), length, "Transfer-Encoding:\r\n chunked")},
+		{"the same length twice", post(small, length, length)},
 		{"length zero", post(chunked(small), "Content-Length: 0", "Transfer-Encoding: chunked")},
 		{"with a second request inside", post("0\r\n\r\n"+inner, fmt.Sprintf("Content-Length: %d", len(inner)+5), "Transfer-Encoding: chunked")},
 		{"two lengths", post(small, length, "Content-Length: 5")},

@@ -10,18 +10,20 @@ import (
 
 // TestBehaviour runs all behaviours over TCP and TLS against the built program.
 func TestBehaviour(t *testing.T) {
-	for _, secure := range []bool{false, true} {
-		t.Run(fmt.Sprintf("TLS %v", secure), func(t *testing.T) {
-			p := startProgram(t, secure, "max_body = \"1MiB\"")
-			for _, b := range behaviours {
-				t.Run(b.name, func(t *testing.T) {
-					p.forget()
-					b.run(t, p, p.client(t))
-					p.idle(t)
-				})
-			}
-		})
-	}
+	eachReader(t, func(t *testing.T, reader string) {
+		for _, secure := range []bool{false, true} {
+			t.Run(fmt.Sprintf("TLS %v", secure), func(t *testing.T) {
+				p := startProgram(t, reader, secure, "max_body = \"1MiB\"")
+				for _, b := range behaviours {
+					t.Run(b.name, func(t *testing.T) {
+						p.forget()
+						b.run(t, p, p.client(t))
+						p.idle(t)
+					})
+				}
+			})
+		}
+	})
 }
 
 const ping = "GET /health HTTP/1.1\r\nHost: h\r\n\r\n"

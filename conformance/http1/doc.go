@@ -1,9 +1,9 @@
-// Package http1 compares how HTTP/1.1 servers read the same bytes: the server of the proxy,
-// net/http, and llhttp, the strict parser of Node. The proxy stands behind and in front of such
-// servers. If two of them see the end of a request at different places, a client can smuggle
-// one request inside another. So the tests check one property: a request that the proxy accepts
-// is the same request, with the same body and the same end, for net/http and for llhttp. The
-// proxy may refuse more.
+// Package http1 compares how HTTP/1.1 servers read the same bytes: the server of the proxy, with
+// each value of server.http1, net/http, and llhttp, the strict parser of Node. The proxy stands
+// behind and in front of such servers. If two of them see the end of a request at different places,
+// a client can smuggle one request inside another. So the tests check one property: a request that
+// the proxy accepts is the same request, with the same body and the same end, for net/http and for
+// llhttp. The proxy may refuse more.
 //
 // The tests find the right result without the proxy's parser:
 //

@@ -19,8 +19,10 @@ import (
 )
 
 // TestPriorKnowledge: HTTP/2 without TLS whose first bytes come one by one, in two pieces, and at once.
-func TestPriorKnowledge(t *testing.T) {
-	p := startProgram(t, false, "")
+func TestPriorKnowledge(t *testing.T) { eachReader(t, testPriorKnowledge) }
+
+func testPriorKnowledge(t *testing.T, reader string) {
+	p := startProgram(t, reader, false, "")
 	var first, block bytes.Buffer
 	first.WriteString(http2.ClientPreface)
 	framer, fields := http2.NewFramer(&first, nil), hpack.NewEncoder(&block)
@@ -66,10 +68,12 @@ func http2Status(c *client) (status string) {
 
 // TestDrain: after SIGTERM a running request ends, its answer announces the end of the connection,
 // and connections without a request end.
-func TestDrain(t *testing.T) {
+func TestDrain(t *testing.T) { eachReader(t, testDrain) }
+
+func testDrain(t *testing.T, reader string) {
 	for _, secure := range []bool{false, true} {
 		t.Run(fmt.Sprintf("TLS %v", secure), func(t *testing.T) {
-			p := startProgram(t, secure, "drain_timeout = \"30s\"")
+			p := startProgram(t, reader, secure, "drain_timeout = \"30s\"")
 			idle, busy, stream := p.client(t), p.client(t), p.client(t)
 			idle.send(ping)
 			idle.answer(200)
@@ -95,10 +99,12 @@ func TestDrain(t *testing.T) {
 
 // TestTakeover: the connections of a process whose successor has the address are served. The next
 // answer of each announces the end of the connection.
-func TestTakeover(t *testing.T) {
+func TestTakeover(t *testing.T) { eachReader(t, testTakeover) }
+
+func testTakeover(t *testing.T, reader string) {
 	for _, secure := range []bool{false, true} {
 		t.Run(fmt.Sprintf("TLS %v", secure), func(t *testing.T) {
-			p := startProgram(t, secure, "")
+			p := startProgram(t, reader, secure, "")
 			idle, half, busy := p.client(t), p.client(t), p.client(t)
 			idle.send(ping)
 			idle.answer(200)
@@ -139,8 +145,10 @@ func TestTakeover(t *testing.T) {
 }
 
 // TestLimits: clients that are slow or silent.
-func TestLimits(t *testing.T) {
-	p := startProgram(t, false, "read_header_timeout = \"1s\"\nread_timeout = \"2s\"\nidle_timeout = \"1s\"")
+func TestLimits(t *testing.T) { eachReader(t, testLimits) }
+
+func testLimits(t *testing.T, reader string) {
+	p := startProgram(t, reader, false, "read_header_timeout = \"1s\"\nread_timeout = \"2s\"\nidle_timeout = \"1s\"")
 	for _, tt := range []struct {
 		name, sent string
 		before     int    // answers before the limit
@@ -177,11 +185,13 @@ func TestLimits(t *testing.T) {
 
 // TestRefusedHeads: the answer to a refused head has an error as OpenAI's API has it, at the address
 // of clients and of operators.
-func TestRefusedHeads(t *testing.T) {
-	p := startProgram(t, false, "")
+func TestRefusedHeads(t *testing.T) { eachReader(t, testRefusedHeads) }
+
+func testRefusedHeads(t *testing.T, reader string) {
+	p := startProgram(t, reader, false, "")
 	list, _ := namedStreams(t)
 	for _, n := range list {
-		status, _, _ := strings.Cut(n.want, " ")
+		status, _, _ := strings.Cut(n.want[reader], " ")
 		if status < "400" || status > "599" {
 			continue // the first request is accepted
 		}

@@ -38,11 +38,11 @@ type program struct {
 }
 
 // startProgram runs the program until the test ends. keys are further keys of [server].
-func startProgram(t *testing.T, secure bool, keys string) *program {
+func startProgram(t *testing.T, reader string, secure bool, keys string) *program {
 	t.Helper()
 	p := &program{engine: startEngine(t), t: t, addr: testbed.FreeAddr(t), admin: testbed.FreeAddr(t), tls: secure}
 	dir := t.TempDir()
-	text := fmt.Sprintf("[server]\nlisten = %q\n%s\n", p.addr, keys)
+	text := fmt.Sprintf("[server]\nlisten = %q\nhttp1 = %q\n%s\n", p.addr, reader, keys)
 	if secure {
 		text += "[server.tls]\nself_signed = true\n"
 	}
@@ -329,8 +329,10 @@ func post(path, body string, lines ...string) string {
 // TestProgramStreams sends random streams of chat requests to the built program. The engine receives
 // only bodies that net/http and llhttp find in the stream, in their order, and each of them has its
 // answer.
-func TestProgramStreams(t *testing.T) {
-	p := startProgram(t, false, "")
+func TestProgramStreams(t *testing.T) { eachReader(t, testProgramStreams) }
+
+func testProgramStreams(t *testing.T, reader string) {
+	p := startProgram(t, reader, false, "")
 	streams, seed := number(t, "HTTP1_STREAMS", usualStreams)/4, number(t, "HTTP1_SEED", 1)
 	var sent, reached atomic.Int64
 	testbed.Parallel(streams, 8, func(n int) {

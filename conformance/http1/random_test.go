@@ -28,9 +28,11 @@ func number(t testing.TB, name string, usual int) int {
 
 // TestRandomStreams compares the proxy with net/http and llhttp on random streams that arrive in
 // random pieces.
-func TestRandomStreams(t *testing.T) {
+func TestRandomStreams(t *testing.T) { eachReader(t, testRandomStreams) }
+
+func testRandomStreams(t *testing.T, reader string) {
 	streams, seed := number(t, "HTTP1_STREAMS", usualStreams), number(t, "HTTP1_SEED", 1)
-	proxy, library := onSockets(t, proxyServer), onSockets(t, netHTTPServer)
+	proxy, library := onSockets(t, proxyServer(reader)), onSockets(t, netHTTPServer)
 	var handled, excused atomic.Int64
 	testbed.Parallel(streams, 8, func(n int) {
 		seed := uint64(seed + n)

@@ -37,11 +37,32 @@ const patience = 45 * time.Second
 // waits for bytes where another reader has seen a whole request costs this time.
 const stall = 20 * time.Second
 
-// proxyServer is the server of the proxy toward clients, package edge, in this process.
-func proxyServer(t testing.TB, l net.Listener, dial func() (net.Conn, error)) server {
+// readers are the values of server.http1: what reads HTTP/1.1 in the proxy.
+var readers = []string{config.HTTP1Own, config.HTTP1NetHTTP}
+
+// eachReader runs a test for each reader of HTTP/1.1.
+func eachReader(t *testing.T, f func(t *testing.T, reader string)) {
+	for _, reader := range readers {
+		t.Run(reader, func(t *testing.T) { f(t, reader) })
+	}
+}
+
+// proxyServer returns what starts the server of the proxy toward clients, package edge, in this process.
+func proxyServer(reader string) startServer {
+	return func(t testing.TB, l net.Listener, dial func() (net.Conn, error)) server {
+		t.Helper()
+		return startEdge(t, reader, l, dial)
+	}
+}
+
+// startServer starts a server of a listener.
+type startServer func(testing.TB, net.Listener, func() (net.Conn, error)) server
+
+func startEdge(t testing.TB, reader string, l net.Listener, dial func() (net.Conn, error)) server {
 	t.Helper()
 	cfg := config.Default()
 	cfg.Admin.Listen = "127.0.0.1:0"
+	cfg.Server.HTTP1 = reader
 	e, err := edge.Listen(&cfg, edge.Options{
 		Sockets: edge.Sockets{Public: l},
 		Limits:  func() *config.Limits { return &cfg.Limits },
@@ -63,7 +84,7 @@ func proxyServer(t testing.TB, l net.Listener, dial func() (net.Conn, error)) se
 			t.Error(err)
 		}
 	})
-	return server{"proxy", dial, r}
+	return server{reader, dial, r}
 }
 
 // netHTTPServer is net/http with its defaults.
@@ -76,7 +97,7 @@ func netHTTPServer(t testing.TB, l net.Listener, dial func() (net.Conn, error)) 
 }
 
 // onSockets starts a server on a loopback address.
-func onSockets(t testing.TB, start func(testing.TB, net.Listener, func() (net.Conn, error)) server) server {
+func onSockets(t testing.TB, start startServer) server {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -87,7 +108,7 @@ func onSockets(t testing.TB, start func(testing.TB, net.Listener, func() (net.Co
 
 // inMemory starts a server on connections where each Read gets the bytes of one Write, so that a
 // test decides where the reads of the server end.
-func inMemory(t testing.TB, start func(testing.TB, net.Listener, func() (net.Conn, error)) server) server {
+func inMemory(t testing.TB, start startServer) server {
 	t.Helper()
 	l := &memoryListener{conns: make(chan net.Conn), done: make(chan struct{})}
 	return start(t, l, l.dial)

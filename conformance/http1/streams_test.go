@@ -11,18 +11,22 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/internal/dev/testbed"
+	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 var update = flag.Bool("update", false, "write the outcomes of testdata/streams.txt")
 
 const streamsFile = "testdata/streams.txt"
 
+// otherReader is the line before the outcome for server.http1 = "nethttp", if it is another one.
+const otherReader = "\n-- nethttp\n"
+
 // namedStream is one entry of testdata/streams.txt.
 type namedStream struct {
 	name, source string // source: the lines of the stream
 	stream       []byte
-	want         string
-	comment      string // before the next entry
+	want         map[string]string // by the reader of HTTP/1.1
+	comment      string            // before the next entry
 }
 
 func namedStreams(t testing.TB) (list []namedStream, head string) {
@@ -37,8 +41,12 @@ func namedStreams(t testing.TB) (list []namedStream, head string) {
 		var n namedStream
 		n.name, part, _ = strings.Cut(part, "\n")
 		n.source, part, _ = strings.Cut(part, "\n--\n")
-		n.want, n.comment, _ = strings.Cut(part, "\n#")
-		n.want = strings.TrimSpace(n.want)
+		part, n.comment, _ = strings.Cut(part, "\n#")
+		own, other, differs := strings.Cut(part, otherReader)
+		if !differs {
+			other = own
+		}
+		n.want = map[string]string{config.HTTP1Own: strings.TrimSpace(own), config.HTTP1NetHTTP: strings.TrimSpace(other)}
 		if n.stream, err = unescape(n.source); err != nil || names[n.name] {
 			t.Fatalf("%s: %v, or the second of the name", n.name, err)
 		}
@@ -70,8 +78,23 @@ func unescape(source string) ([]byte, error) {
 // TestStreams sends each named stream whole over a socket. The proxy makes of it what the file says,
 // and that is for net/http and llhttp the same.
 func TestStreams(t *testing.T) {
-	proxy, library := onSockets(t, proxyServer), onSockets(t, netHTTPServer)
 	list, head := namedStreams(t)
+	eachReader(t, func(t *testing.T, reader string) { testStreams(t, reader, list) })
+	for _, e := range exceptions {
+		shown := func(n namedStream) bool {
+			return slices.ContainsFunc(readers, func(r string) bool { return strings.HasSuffix(n.want[r], "exception: "+e.name) })
+		}
+		if !slices.ContainsFunc(list, shown) {
+			t.Errorf("no stream shows the exception %s", e.name)
+		}
+	}
+	if *update {
+		write(t, list, head)
+	}
+}
+
+func testStreams(t *testing.T, reader string, list []namedStream) {
+	proxy, library := onSockets(t, proxyServer(reader)), onSockets(t, netHTTPServer)
 	testbed.Parallel(len(list), 8, func(i int) {
 		n := &list[i]
 		l := readLLHTTP(t, n.stream)
@@ -96,31 +119,24 @@ func TestStreams(t *testing.T) {
 		if e != nil {
 			outcome += "\nexception: " + e.name
 		}
-		if outcome = abbreviate(outcome); outcome != n.want && !*update {
-			t.Errorf("%s: the proxy makes of it\n%s\nwant\n%s", n.name, outcome, n.want)
+		if outcome = abbreviate(outcome); outcome != n.want[reader] && !*update {
+			t.Errorf("%s: the proxy makes of it\n%s\nwant\n%s", n.name, outcome, n.want[reader])
 		}
-		n.want = outcome
+		n.want[reader] = outcome
 	})
-	for _, e := range exceptions {
-		shown := func(n namedStream) bool { return strings.HasSuffix(n.want, "exception: "+e.name) }
-		if !slices.ContainsFunc(list, shown) {
-			t.Errorf("no stream shows the exception %s", e.name)
-		}
-	}
-	if *update {
-		write(t, list, head)
-	}
 }
 
 // TestSplits sends each named stream byte by byte, and in two pieces that are cut at every byte. The
 // outcome is the same as for the whole stream.
-func TestSplits(t *testing.T) {
-	proxy := inMemory(t, proxyServer)
+func TestSplits(t *testing.T) { eachReader(t, testSplits) }
+
+func testSplits(t *testing.T, reader string) {
+	proxy := inMemory(t, proxyServer(reader))
 	list, _ := namedStreams(t)
 	testbed.Parallel(len(list), 4, func(i int) {
 		n := list[i]
 		whole := mostRequests(n.stream, readLLHTTP(t, n.stream))
-		want, _, _ := strings.Cut(n.want, "\nexception: ")
+		want, _, _ := strings.Cut(n.want[reader], "\nexception: ")
 		check := func(how string, pieces ...[]byte) {
 			got, err := proxy.send(whole, pieces...)
 			if err != nil {
@@ -151,7 +167,12 @@ func write(t *testing.T, list []namedStream, head string) {
 	var b strings.Builder
 	b.WriteString(head)
 	for _, n := range list {
-		fmt.Fprintf(&b, "\n== %s\n%s\n--\n%s\n", n.name, n.source, n.want)
+		own, other := n.want[config.HTTP1Own], n.want[config.HTTP1NetHTTP]
+		fmt.Fprintf(&b, "\n== %s\n%s\n--\n%s", n.name, n.source, own)
+		if other != own {
+			b.WriteString(otherReader + other)
+		}
+		b.WriteByte('\n')
 		if n.comment != "" {
 			fmt.Fprintf(&b, "\n#%s\n", strings.TrimRight(n.comment, "\n"))
 		}
@@ -163,7 +184,11 @@ func write(t *testing.T, list []namedStream, head string) {
 
 // FuzzStreams compares the proxy with net/http and llhttp on any bytes in two pieces.
 func FuzzStreams(f *testing.F) {
-	proxy, library := inMemory(f, proxyServer), inMemory(f, netHTTPServer)
+	library := inMemory(f, netHTTPServer)
+	var proxies []server
+	for _, reader := range readers {
+		proxies = append(proxies, inMemory(f, proxyServer(reader)))
+	}
 	list, _ := namedStreams(f)
 	for _, n := range list {
 		if len(n.stream) < 4<<10 {
@@ -176,19 +201,21 @@ func FuzzStreams(f *testing.F) {
 		}
 		l := readLLHTTP(t, s)
 		whole, at := mostRequests(s, l), min(int(cut), len(s))
-		got, err := proxy.send(whole, s[:at], s[at:])
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(got.messages) == 0 {
-			return
-		}
-		std, err := library.send(len(libraryBodies(s)), s)
-		if err != nil {
-			t.Fatalf("net/http: %v", err)
-		}
-		if _, difference := judge(got, l, std); difference != "" {
-			t.Fatal(difference)
+		for _, proxy := range proxies {
+			got, err := proxy.send(whole, s[:at], s[at:])
+			if err != nil {
+				t.Fatal(proxy.name, err)
+			}
+			if len(got.messages) == 0 {
+				continue
+			}
+			std, err := library.send(len(libraryBodies(s)), s)
+			if err != nil {
+				t.Fatalf("net/http: %v", err)
+			}
+			if _, difference := judge(got, l, std); difference != "" {
+				t.Fatal(proxy.name, difference)
+			}
 		}
 	})
 }

@@ -182,7 +182,7 @@ func (s *streamRelay) pump(ctx context.Context, resp *upstream.Response, first *
 	last := env.Journal.FirstByte
 	lastEvent, seen := last, int64(0)
 	env.Client.RenewWrites(last)
-	out := env.Client.Events(resp.Status, first)
+	out := env.Client.Events(first)
 	defer out.Free()
 	var failed error
 	use := func(chunk []byte, err error) (more bool) {

@@ -13,6 +13,9 @@ type Server struct {
 	// h2c, or with TLS HTTP/1.1 and h2 over TLS only. Default
 	// "127.0.0.1:8080"; port 0 lets the system choose; never empty.
 	Listen string `toml:"listen"`
+	// HTTP1 is the server of HTTP/1.1: "own", or "nethttp", that of Go's library, which was
+	// the only one until now and goes with the next release. Default "own".
+	HTTP1 string `toml:"http1"`
 	// HTTP3 is the UDP address, host:port, of HTTP/3, which needs TLS and adds
 	// Alt-Svc to the answers of Listen. Default "": no HTTP/3.
 	HTTP3 string `toml:"http3"`
@@ -80,6 +83,12 @@ type Server struct {
 	// Auth configures the API keys.
 	Auth Auth `toml:"auth"`
 }
+
+// Values of Server.HTTP1.
+const (
+	HTTP1Own     = "own"
+	HTTP1NetHTTP = "nethttp"
+)
 
 // ProxyNetworks returns TrustedProxies as networks. Entries that are neither an address nor
 // a network, which Validate rejects, are left out.
@@ -337,6 +346,7 @@ func defaultServer() Server {
 		TakeoverTimeout:   seconds(3600),
 		MaxBody:           16 << 20,
 		MaxHeader:         64 << 10,
+		HTTP1:             HTTP1Own,
 		ReadHeaderTimeout: seconds(10),
 		ReadTimeout:       seconds(60),
 		MinBodyRate:       1 << 10,

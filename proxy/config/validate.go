@@ -45,6 +45,7 @@ func (k *checker) server() {
 	k.positive("server.max_body", int64(s.MaxBody))
 	k.positive("server.max_header", int64(s.MaxHeader))
 	k.positive("server.read_header_timeout", int64(s.ReadHeaderTimeout))
+	k.oneOf("server.http1", s.HTTP1, HTTP1Own, HTTP1NetHTTP)
 	k.positive("server.idle_timeout", int64(s.IdleTimeout))
 	k.positive("server.write_timeout", int64(s.WriteTimeout))
 	if s.HTTP3 != "" && !s.TLS.Enabled() {

@@ -61,7 +61,8 @@ func (b *Bodies) Limit(next http.Handler) http.Handler { return b.limit(&b.reade
 // limit counts the bodies in readers, unless readers is nil.
 func (b *Bodies) limit(readers *readers, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Body == nil || r.Body == http.NoBody {
+		whole, _ := r.Body.(interface{ Whole() bool })
+		if r.Body == nil || r.Body == http.NoBody || whole != nil && whole.Whole() { // no read waits for the client
 			next.ServeHTTP(w, r)
 			return
 		}

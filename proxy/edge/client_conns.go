@@ -1,17 +1,11 @@
 package edge
 
 import (
-	"maps"
-	"slices"
 	"sync"
-
-	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
 // clientConns is the set of the open TCP connections of one kind of client. Safe for concurrent use.
 type clientConns struct {
-	open inflight.Group // also of connections that a handler has taken over
-
 	mu     sync.Mutex
 	conns  map[*framingConn]bool // guarded by mu
 	goAway bool                  // new connections get GOAWAY, too; guarded by mu
@@ -46,15 +40,5 @@ func (s *clientConns) sendGoAway(wg *sync.WaitGroup) {
 		if c.http2.Load() {
 			wg.Go(func() { c.away.put(c.Conn) }) // the client may not read
 		}
-	}
-}
-
-// closeAll closes all connections.
-func (s *clientConns) closeAll() {
-	s.mu.Lock()
-	open := slices.Collect(maps.Keys(s.conns))
-	s.mu.Unlock()
-	for _, c := range open { // Close takes the lock
-		c.Close()
 	}
 }

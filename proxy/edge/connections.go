@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/balance"
+	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
 // transport is the protocol below a client's connection.
@@ -49,6 +50,7 @@ type connections struct {
 	refused map[string]uint64               // by reason; guarded by mu
 	evicted uint64                          // closed to make room; guarded by mu
 
+	sockets inflight.Group  // open TCP connections, also those that a handler has taken over
 	tick    atomic.Int64    // the coarse clock of cutStalled
 	balance *balance.Worker // is notified of each connection; may be nil
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// framingListener refuses requests with ambiguous framing, above all Content-Length
+// framingListener is for the connections of net/http: those of HTTP/2, and of HTTP/1.1 with
+// server.http1 = "nethttp". It refuses requests with ambiguous framing, above all Content-Length
 // together with Transfer-Encoding. Attackers use such requests to smuggle one request
 // inside another. net/http accepts them and hides the length from the handler, so the
 // check stands below net/http and follows the bytes of the connection. In place of the
@@ -45,7 +46,6 @@ type framingConn struct {
 	handled  atomic.Bool          // a handler of HTTP/1.1 has the present request; before, net/http writes only refusals
 	refused  bool                 // a refusal has been sent; only the goroutine of net/http uses it
 	http2    atomic.Bool          // the preface of HTTP/2 has been read
-	taken    atomic.Bool          // a handler has taken over the connection, which stays counted until Close
 	heads    headWatch            // of HTTP/2; only Read uses it
 	away     goAway               // of HTTP/2
 }
@@ -78,11 +78,7 @@ func (c *framingConn) Write(p []byte) (int, error) {
 // Close implements net.Conn.
 func (c *framingConn) Close() error {
 	c.conns.remove(c)
-	err := c.Conn.Close()
-	if c.taken.Swap(false) {
-		c.conns.open.Done()
-	}
-	return err
+	return c.Conn.Close()
 }
 
 // Read implements net.Conn.
@@ -147,15 +143,13 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 		state := tc.ConnectionState()
 		fc.tlsState = &state
 	}
-	return downstream.WithConn(context.WithValue(ctx, connKey{}, fc), fc.Conn)
+	return context.WithValue(ctx, connKey{}, fc)
 }
 
 // connState is the http.Server.ConnState of all servers.
 func connState(c net.Conn, state http.ConnState) {
 	fc := c.(*framingConn) // each listener makes such connections
 	switch state {
-	case http.StateNew:
-		fc.conns.open.Add()
 	case http.StateActive:
 		fc.tcp.busy()
 	case http.StateIdle:
@@ -165,9 +159,6 @@ func connState(c net.Conn, state http.ConnState) {
 		if fc.f.state != framingEnd { // after a refusal no byte passes
 			fc.f.state = framingRaw
 		}
-		fc.taken.Store(true)
-	case http.StateClosed:
-		fc.conns.open.Done()
 	}
 }
 

@@ -51,7 +51,17 @@ func ownRefusal(p []byte) *openai.Error {
 	if err != nil || status < 400 {
 		return nil
 	}
-	e := openai.NewError(openai.CodeInvalidHead, "the head of the request is not valid HTTP")
+	why := ""
+	line, _, _ := bytes.Cut(p, []byte("\r\n"))
+	if _, text, ok := bytes.Cut(line, []byte(": ")); ok { // a constant of net/http, such as missing required Host header
+		why = ": " + string(text)
+	}
+	return invalidHead(status, why)
+}
+
+// invalidHead refuses a head with that status. Why, the reason of a 400, may be empty.
+func invalidHead(status int, why string) *openai.Error {
+	e := openai.NewError(openai.CodeInvalidHead, "the head of the request is not valid HTTP"+why)
 	e.Status = status
 	switch status {
 	case http.StatusExpectationFailed:
@@ -60,11 +70,6 @@ func ownRefusal(p []byte) *openai.Error {
 		e.Message = "the header Transfer-Encoding may only be chunked"
 	case http.StatusHTTPVersionNotSupported:
 		e.Message = "this version of HTTP is not supported"
-	default:
-		line, _, _ := bytes.Cut(p, []byte("\r\n"))
-		if _, why, ok := bytes.Cut(line, []byte(": ")); ok { // a constant of net/http, such as missing required Host header
-			e.Message += ": " + string(why)
-		}
 	}
 	return e
 }

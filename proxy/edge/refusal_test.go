@@ -41,10 +41,17 @@ func TestRefusals(t *testing.T) {
 		{"both framings", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", "invalid_head", 400, "Content-Length and Transfer-Encoding"},
 		{"bad length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n\r\nhello", "invalid_head", 400, "Content-Length and Transfer-Encoding"},
 	} {
-		for _, before := range []string{"", first, first + first} {
-			t.Run(fmt.Sprint(tt.name, " after ", len(before)/len(first)), func(t *testing.T) {
+		for i, before := range []string{"", first, first + first, "", first} {
+			own := i >= 3
+			t.Run(fmt.Sprint(tt.name, " after ", len(before)/len(first), " own ", own), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					got, sent := serveStream(before+tt.head, true, len(before))
+					var got []handled
+					var sent string
+					if own {
+						got, sent = serveOwn(before+tt.head, len(before))
+					} else {
+						got, sent = serveStream(before+tt.head, true, len(before))
+					}
 					answered, _ := cutPlainRefusal(sent)
 					if n := strings.Count(answered, "handled"); n != len(got) || n != len(before)/len(first) {
 						t.Errorf("the handler got %+v, the client %q", got, answered)

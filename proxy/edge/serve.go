@@ -50,19 +50,17 @@ func (s *Server) Serve(ctx context.Context, limits Limits) error {
 // start serves all listeners. The returned channel gets the errors of those that fail.
 func (s *Server) start(wg, accepting *sync.WaitGroup) <-chan error {
 	failed := make(chan error, len(s.servers)+1)
-	for i, l := range s.listeners() {
+	for _, e := range s.servers {
 		serve := func() {
-			err := s.servers[i].Serve(l)
+			err := e.Serve(e.listener)
 			if !errors.Is(err, http.ErrServerClosed) && !(s.stopping.Load() && errors.Is(err, net.ErrClosed)) {
 				failed <- err
 			}
 		}
-		switch {
-		case l == nil:
-		case i < len(s.servers)-1:
-			accepting.Go(serve)
-		default:
+		if e.later {
 			wg.Go(serve)
+		} else {
+			accepting.Go(serve)
 		}
 	}
 	if s.tls != nil {
@@ -76,29 +74,6 @@ func (s *Server) start(wg, accepting *sync.WaitGroup) <-chan error {
 		})
 	}
 	return failed
-}
-
-// listeners returns the listeners of s.servers, in the same order.
-func (s *Server) listeners() []net.Listener {
-	switch {
-	case s.public == nil:
-		return []net.Listener{s.adminListener()}
-	case s.tls != nil:
-		return []net.Listener{s.framed(s.tls.h1, &s.clients), s.framed(s.tls.h2, &s.clients), s.adminListener()}
-	}
-	return []net.Listener{s.framed(s.tcp, &s.clients), s.adminListener()}
-}
-
-// adminListener returns the listener of the operators' server, nil without one.
-func (s *Server) adminListener() net.Listener {
-	if s.admin == nil {
-		return nil
-	}
-	return s.framed(tcpListener{s.admin, s.operators, true}, new(clientConns))
-}
-
-func (s *Server) framed(l net.Listener, conns *clientConns) net.Listener {
-	return framingListener{l, conns, int(s.cfg.Server.MaxHeader)}
 }
 
 // shutdown drains within limit. The error names waited, the time that the requests had in
@@ -115,10 +90,10 @@ func (s *Server) shutdown(limit, waited time.Duration) error {
 	})
 	err := s.shutdownAll(ctx)
 	if err != nil {
-		for _, srv := range s.servers {
-			srv.Close()
+		for _, e := range s.servers {
+			e.Close()
 		}
-		s.clients.closeAll() // net/http has forgotten those that a handler has taken over
+		s.places.closeAll() // the servers have forgotten those that a handler has taken over
 	}
 	s.quic.close()
 	if timer.Stop() || cut.Load() == 0 { // a connection without a request may have delayed it
@@ -127,16 +102,19 @@ func (s *Server) shutdown(limit, waited time.Duration) error {
 	return fmt.Errorf("drain: %d exchanges were cut after %s", cut.Load(), waited)
 }
 
-// shutdownAll waits until no server has a connection left. The admin server, which is
-// last in the list, serves while the others drain.
+// shutdownAll waits until no server has a connection left. The admin server serves while the others
+// drain.
 func (s *Server) shutdownAll(ctx context.Context) error {
 	var wg sync.WaitGroup
-	last := len(s.servers) - 1
-	errs := make([]error, last+2)
-	for i, srv := range s.servers[:last] {
-		wg.Go(func() { errs[i] = srv.Shutdown(ctx) })
+	public := s.servers
+	if s.admin != nil {
+		public = public[:len(public)-1]
 	}
-	wg.Go(func() { errs[last] = s.quic.shutdown(ctx) })
+	errs := make([]error, len(public)+1)
+	for i, e := range public {
+		wg.Go(func() { errs[i] = e.Shutdown(ctx) })
+	}
+	wg.Go(func() { errs[len(public)] = s.quic.shutdown(ctx) })
 	if s.tls != nil {
 		s.tls.close()
 	}
@@ -145,9 +123,13 @@ func (s *Server) shutdownAll(ctx context.Context) error {
 		return err
 	}
 	select {
-	case <-s.clients.open.Idle(): // connections that handlers have taken over are left
+	case <-s.places.sockets.Idle(): // connections that handlers have taken over are left
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return s.servers[last].Shutdown(ctx)
+	s.endWatches()
+	if s.admin == nil {
+		return nil
+	}
+	return s.servers[len(public)].Shutdown(ctx)
 }

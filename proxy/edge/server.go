@@ -1,6 +1,6 @@
 // Package edge owns the sockets of clients and of operators. It accepts connections over
-// TCP, TLS and QUIC, limits them, checks the framing of HTTP/1.1, and serves HTTP/1.1,
-// HTTP/2 and HTTP/3. It drains its connections or leaves its sockets to a successor. What
+// TCP, TLS and QUIC, limits them, and serves HTTP/1.1 (package http1), HTTP/2 (net/http) and
+// HTTP/3 (quic-go). It drains its connections or leaves its sockets to a successor. What
 // the requests mean is the business of two http.Handlers.
 //
 // The decisions behind this package are in docs/design/edge.md.
@@ -30,9 +30,8 @@ type Server struct {
 	admin   net.Listener // nil: no operators are served
 	certs   *Certs
 	quic    *quicListener // nil without HTTP/3
-	servers []*http.Server
-	tcp     net.Listener // listener for the public address, whose connections are counted; nil with TLS
-	tls     *tlsListener // nil without TLS
+	servers []endpoint    // those of clients, then that of operators
+	tls     *tlsListener  // nil without TLS
 
 	base      context.Context // parent of every public request
 	cancel    context.CancelCauseFunc
@@ -106,32 +105,56 @@ func (s *Server) Handle(public, admin http.Handler) {
 		s.quic.handle(public)
 		public = s.quic.advertise(public)
 	}
-	s.prepare(tcpHandler{s, public}, tcpHandler{s, admin})
+	s.prepare(public, admin)
 }
 
-// prepare makes the HTTP servers of the TCP listeners: those of clients, then
-// that of operators.
+// endpoint is a server of the connections of one listener.
+type endpoint struct {
+	server
+	listener net.Listener
+	// later: the listener also gets connections after StopAccepting.
+	later bool
+}
+
+// server is what http.Server and http1.Server have.
+type server interface {
+	Serve(net.Listener) error
+	Shutdown(context.Context) error
+	Close() error
+}
+
+// prepare makes the HTTP servers of the TCP listeners.
 func (s *Server) prepare(public, admin http.Handler) {
+	netHTTP := s.cfg.Server.HTTP1 == config.HTTP1NetHTTP
 	switch {
 	case s.public == nil:
-	case s.certs == nil:
-		s.tcp = tcpListener{s.public, s.places, true}
-		var protocols http.Protocols
-		protocols.SetHTTP1(true)
-		protocols.SetUnencryptedHTTP2(true)
-		s.addServer(public, &protocols)
-	default:
+	case s.certs != nil:
 		s.tls = newTLSListener(tcpListener{s.public, s.places, false}, s.certs.Config("h2", "http/1.1"), s.stall.head)
-		var h1, h2 http.Protocols
-		h1.SetHTTP1(true)
-		h2.SetUnencryptedHTTP2(true) // the TLS listener has removed TLS
-		s.addServer(public, &h1)
-		s.addServer(public, &h2)
+		if netHTTP {
+			s.addNetHTTP(public, s.tls.h1, &s.clients, true, false)
+		} else {
+			s.addHTTP1(public, s.tls.h1, s.base, nil)
+		}
+		s.addNetHTTP(public, s.tls.h2, &s.clients, false, true) // the TLS listener has removed TLS
+	case netHTTP:
+		s.addNetHTTP(public, tcpListener{s.public, s.places, true}, &s.clients, true, true)
+	default:
+		h2 := newHandoffListener(s.public.Addr())
+		s.addHTTP1(public, tcpListener{s.public, s.places, true}, s.base, func(c net.Conn) {
+			if !h2.put(c) {
+				c.Close()
+			}
+		})
+		s.addNetHTTP(public, h2, &s.clients, false, true)
+		s.servers[1].later = true
 	}
-	for _, srv := range s.servers {
-		srv.BaseContext = func(net.Listener) context.Context { return s.base }
+	switch l := (tcpListener{s.admin, s.operators, true}); {
+	case s.admin == nil:
+	case netHTTP:
+		s.addNetHTTP(admin, l, new(clientConns), true, false)
+	default:
+		s.addHTTP1(admin, l, context.Background(), nil)
 	}
-	s.addServer(admin, nil).RegisterOnShutdown(s.endWatches)
 }
 
 // Unwatch returns a channel that is closed when answers without an end at the admin address
@@ -143,10 +166,14 @@ func (s *Server) leave() { s.left.Do(func() { close(s.leaving) }) }
 
 func (s *Server) endWatches() { s.unwatched.Do(func() { close(s.unwatch) }) }
 
-func (s *Server) addServer(h http.Handler, p *http.Protocols) *http.Server {
-	srv := &http.Server{
-		Handler:           h,
-		Protocols:         p,
+// addNetHTTP adds a server of net/http.
+func (s *Server) addNetHTTP(h http.Handler, l net.Listener, conns *clientConns, http1, http2 bool) {
+	var p http.Protocols
+	p.SetHTTP1(http1)
+	p.SetUnencryptedHTTP2(http2)
+	s.servers = append(s.servers, endpoint{listener: framingListener{l, conns, int(s.cfg.Server.MaxHeader)}, server: &http.Server{
+		Handler:           tcpHandler{s, h},
+		Protocols:         &p,
 		ReadHeaderTimeout: s.stall.head,
 		IdleTimeout:       time.Duration(s.cfg.Server.IdleTimeout),
 		MaxHeaderBytes:    libraryHeads * int(s.cfg.Server.MaxHeader),
@@ -156,12 +183,16 @@ func (s *Server) addServer(h http.Handler, p *http.Protocols) *http.Server {
 			MaxReceiveBufferPerStream:     receiveWindow,
 			MaxReadFrameSize:              16 << 10, // net/http allocates a whole frame when its head has come
 		},
+		BaseContext: func(net.Listener) context.Context {
+			if conns == &s.clients {
+				return s.base
+			}
+			return context.Background()
+		},
 		ConnContext: connContext,
 		ConnState:   connState,
 		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-	}
-	s.servers = append(s.servers, srv)
-	return srv
+	}})
 }
 
 // Addr is the public TCP address, nil without one.

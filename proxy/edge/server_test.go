@@ -82,7 +82,7 @@ func openPlaces(c *connections) int {
 	return c.count()
 }
 
-// TestBrokenConnection: a deadline ends the reading of a connection after the head of an
+// TestBrokenConnection: with net/http, a deadline ends the reading of a connection after the head of an
 // answer. The next request of the connection gets a clear answer, and the connection closes.
 func TestBrokenConnection(t *testing.T) {
 	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -92,7 +92,7 @@ func TestBrokenConnection(t *testing.T) {
 		io.Copy(io.Discard, r.Body)
 		rc.SetReadDeadline(time.Unix(1, 0)) // ends the read by which net/http notices that a client leaves
 		<-r.Context().Done()
-	}), func(*config.Config, *Options) {})
+	}), func(cfg *config.Config, _ *Options) { cfg.Server.HTTP1 = config.HTTP1NetHTTP })
 	c, err := net.Dial("tcp", s.Addr().String())
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/edge/http1"
 )
 
 // errSuccessor ends a server that has served its remaining connections.
@@ -26,6 +28,11 @@ func (s *Server) StopAccepting() {
 	}
 	s.closeListeners()
 	s.endWatches()
+	for _, e := range s.servers {
+		if h, ok := e.server.(*http1.Server); ok {
+			h.Retire()
+		}
+	}
 	s.clients.sendGoAway(&s.notifying)
 	s.leave()
 	close(s.stopped)
@@ -49,7 +56,7 @@ func (s *Server) serveRemaining(ctx context.Context, all, accepting *sync.WaitGr
 			s.tls.finish()
 		}
 		accepting.Wait() // every accepted connection is counted now
-		for _, done := range []<-chan struct{}{s.clients.open.Idle(), noQUIC} {
+		for _, done := range []<-chan struct{}{s.places.sockets.Idle(), noQUIC} {
 			select {
 			case <-done:
 			case <-ctx.Done():

@@ -2,9 +2,10 @@ package edge
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
+	"maps"
 	"net"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -64,6 +65,7 @@ func (c *connections) adopt(nc net.Conn) *tcpConn {
 		return nil
 	}
 	t := &tcpConn{Conn: nc, connection: k}
+	c.sockets.Add()
 	c.mu.Lock()
 	c.tcp[t] = struct{}{}
 	c.mu.Unlock()
@@ -91,13 +93,30 @@ func (t *tcpConn) Write(p []byte) (int, error) {
 // Close implements net.Conn. The connection keeps its place until its descriptor is free.
 func (t *tcpConn) Close() error {
 	t.all.mu.Lock()
+	_, open := t.all.tcp[t]
 	delete(t.all.tcp, t)
 	t.unlist()
 	t.end = nil // the connection is never idle again
 	t.all.mu.Unlock()
+	if open {
+		defer t.all.sockets.Done()
+	}
 	defer t.leave()
 	return t.Conn.Close()
 }
+
+// closeAll closes all TCP connections.
+func (c *connections) closeAll() {
+	c.mu.Lock()
+	open := slices.Collect(maps.Keys(c.tcp))
+	c.mu.Unlock()
+	for _, t := range open { // Close takes the lock
+		t.Close()
+	}
+}
+
+// NetConn returns the connection below.
+func (t *tcpConn) NetConn() net.Conn { return t.Conn }
 
 // abort closes the connection of a client that does not read. The kernel drops the unsent
 // bytes; otherwise it would keep them until the client reads them.
@@ -120,12 +139,14 @@ func (t *tcpConn) CloseWrite() error {
 	return nil
 }
 
-// tcpOf returns the tcpConn below c, which tcpListener has made.
+// tcpOf returns the tcpConn in or below c, which tcpListener has made.
 func tcpOf(c net.Conn) *tcpConn {
-	if tc, ok := c.(*tls.Conn); ok {
-		c = tc.NetConn()
+	for {
+		if t, ok := c.(*tcpConn); ok {
+			return t
+		}
+		c = c.(interface{ NetConn() net.Conn }).NetConn()
 	}
-	return c.(*tcpConn)
 }
 
 // stallLimits are the longest times that a client can make the proxy wait.

@@ -69,7 +69,9 @@ type call struct {
 // run sends m on cn and returns the answer. A reused connection that turns out to be
 // dead is replaced once.
 func (c *call) run(cn *conn, m *message) (*Response, error) {
-	if c.ctx.Done() != nil {
+	if own, ok := c.ctx.(interface{ AfterFunc(func()) func() bool }); ok { // needs no context and no channel
+		c.stop = own.AfterFunc(c.hangUp)
+	} else if c.ctx.Done() != nil {
 		c.stop = context.AfterFunc(c.ctx, c.hangUp)
 	}
 	h, stale, err := c.exchange(cn, m)

@@ -66,7 +66,7 @@ func (b *Bridge) Serve(w http.ResponseWriter, r *http.Request, client string) {
 		return
 	}
 	conn.SetReadLimit(-1) // the limits of bodies apply
-	ctx, cancel := context.WithCancel(downstream.WithConn(r.Context(), nil))
+	ctx, cancel := context.WithCancel(r.Context())
 	s := &session{
 		bridge: b, ws: conn, conn: h.conn, request: r, ctx: ctx, cancel: cancel, client: client,
 		turns: make(chan *turn, 2), gone: make(chan struct{}), quiet: make(chan struct{}, 1),
