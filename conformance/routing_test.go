@@ -184,7 +184,15 @@ func testTroubleIsNamed(t *testing.T, reason string, spoil func(*enginesim.Engin
 // that restarts as a new process, and learns them anew.
 func TestARestartedEngineHoldsNothing(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
-		f := startKnowing(t, connector, "kv_aware")
+		o := knowing(t, connector, "kv_aware")
+		configure := o.config
+		o.config = func(c *config.Config) {
+			configure(c)
+			// An SGLang decode engine keeps the ports of the ended prefill process, so the proxy's
+			// own trial of the pair holds its lease for this time.
+			c.Timeouts.Handshake = config.Duration(time.Second)
+		}
+		f := startFleet(t, connector, o)
 		first := f.explained("first", prompt(0, 20*16))
 		known, home := 0.0, 0
 		f.eventually("the blocks' events are in", func() bool { // decode's events arrive later
