@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -38,9 +39,11 @@ func startRegistered(t *testing.T, connector string, ranks int) *fleet {
 // register starts an engine that registers with the proxy.
 func (f *fleet) register(role string, ranks int, listen string) *enginesim.Engine {
 	f.t.Helper()
+	ports := testbed.Ports(f.t, 2*ranks)
 	return startEngine(f.t, enginesim.Config{
 		Connector: f.connector, Role: role, Ranks: ranks, Listen: listen,
 		MoRIIO: enginesim.MoRIIOConfig{
+			HandshakePort: ports, NotifyPort: ports + ranks,
 			Register: "tcp://" + f.front.RegistrationAddr().String(), OldRegistration: role == enginesim.RoleDecode,
 			PingInterval: 50 * time.Millisecond, DeferTimeout: 2 * time.Second, ReceiveTimeout: 2 * time.Second,
 		},

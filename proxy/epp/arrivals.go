@@ -67,16 +67,16 @@ func (r *arrivals) enforce() {
 	}
 	r.mu.Lock()
 	var ended []func()
-	for r.held.Load()-r.ending.Load() > limit {
-		c := r.most(func(c *conn) int64 { return c.held - c.ending })
-		if c == nil {
+	for {
+		c, bytes := r.most(func(c *conn) int64 { return c.held - c.ending })
+		if bytes <= limit {
 			break
 		}
 		ended = append(ended, c.endOne())
 	}
 	var closed *conn
-	if r.held.Load() > 2*limit {
-		closed = r.most(func(c *conn) int64 { return c.held })
+	if c, bytes := r.most(func(c *conn) int64 { return c.held }); bytes > 2*limit {
+		closed = c
 	}
 	r.mu.Unlock()
 	for _, end := range ended {
@@ -87,18 +87,20 @@ func (r *arrivals) enforce() {
 	}
 }
 
-// most returns the connection with the most bytes, as of counts them; nil: no connection has
-// bytes. The caller holds r.mu.
-func (r *arrivals) most(of func(*conn) int64) (found *conn) {
+// most returns the connection with the most bytes, as of counts them, and the bytes of all
+// connections; nil: no connection has bytes. The sum leaves out a connection that is just leaving,
+// so that no other one ends for its bytes. The caller holds r.mu.
+func (r *arrivals) most(of func(*conn) int64) (found *conn, sum int64) {
 	most := int64(0)
 	for c := range r.conns {
 		c.mu.Lock()
-		if n := of(c); n > most {
+		n := of(c)
+		c.mu.Unlock()
+		if sum += n; n > most {
 			found, most = c, n
 		}
-		c.mu.Unlock()
 	}
-	return found
+	return found, sum
 }
 
 // enter counts the memory of an open connection.

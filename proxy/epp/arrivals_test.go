@@ -284,6 +284,29 @@ func TestMessageMemory(t *testing.T) {
 	r.leave(c)
 }
 
+// TestLeavingConnection: a connection with too many bytes is being closed, and its bytes still
+// count. No other connection and no other stream ends for them.
+func TestLeavingConnection(t *testing.T) {
+	r := &arrivals{memory: serve(t).options.Memory}
+	r.memory.SetLimit(1 << 20)
+	hostile, honest := &conn{arrivals: r, last: 1}, &conn{arrivals: r, last: 1} // Close would panic
+	for _, c := range []*conn{hostile, honest} {
+		r.enter(c)
+	}
+	hostile.enter(t.Context())
+	request := honest.enter(t.Context())
+	hostile.count(hostile.streams[1], 3*r.limit())
+	delete(r.conns, hostile) // the first step of leave
+	if !honest.arrive(1, 1000) || !honest.arrive(1, 1000) || request.Err() != nil {
+		t.Error("the stream of the other connection was told to end")
+	}
+	r.leave(hostile)
+	r.leave(honest)
+	if n := r.held.Load(); n != 0 {
+		t.Errorf("%d bytes are counted after the end", n)
+	}
+}
+
 // TestLongHeaderIsRefused: the message of a header is much shorter than that of a body may be.
 func TestLongHeaderIsRefused(t *testing.T) {
 	s := serve(t)
