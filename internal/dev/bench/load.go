@@ -40,6 +40,7 @@ type load struct {
 	Rate      float64       // requests a second over all connections (open)
 	For       time.Duration // how long (closed, open, hold)
 	PIDs      []int         // processes of the proxy
+	Header    string        // line that every request gets (h1)
 }
 
 // args returns the command line of the load.
@@ -51,7 +52,7 @@ func (l *load) args() []string {
 	return []string{"load", "-mode", l.Mode, "-proto", l.Proto, "-addr", l.Addr,
 		"-conns", strconv.Itoa(l.Conns), "-quic-conns", strconv.Itoa(l.QUICConns),
 		"-body", strconv.Itoa(l.Body), "-events", strconv.Itoa(l.Events), "-period", l.Period.String(),
-		"-rate", strconv.FormatFloat(l.Rate, 'f', -1, 64), "-for", l.For.String(), "-pids", strings.Join(pids, ",")}
+		"-rate", strconv.FormatFloat(l.Rate, 'f', -1, 64), "-for", l.For.String(), "-pids", strings.Join(pids, ","), "-header", l.Header}
 }
 
 func parseLoad(args []string) (*load, error) {
@@ -67,6 +68,7 @@ func parseLoad(args []string) (*load, error) {
 	fs.DurationVar(&l.Period, "period", 0, "between two events")
 	fs.Float64Var(&l.Rate, "rate", 0, "requests a second (open)")
 	fs.DurationVar(&l.For, "for", 2*time.Second, "how long (closed, open, hold)")
+	fs.StringVar(&l.Header, "header", "", "`line` that every request gets (h1, hold)")
 	pids := fs.String("pids", "", "processes of the proxy, comma separated; none: no CPU figures")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
@@ -123,12 +125,13 @@ type result struct {
 	CPUEvent   float64 `json:"cpu_us_per_event"`
 	Core       float64 `json:"core"` // share of one core that the proxy used
 
-	RequestP50 float64 `json:"request_p50_us"` // to the end of the answer
-	RequestP99 float64 `json:"request_p99_us"`
-	EventP50   float64 `json:"event_p50_us"` // from the backend to the client
-	EventP99   float64 `json:"event_p99_us"`
-	FirstP50   float64 `json:"first_event_p50_us"` // from the request to the first event
-	FirstP99   float64 `json:"first_event_p99_us"`
+	RequestP50  float64 `json:"request_p50_us"` // to the end of the answer
+	RequestP99  float64 `json:"request_p99_us"`
+	RequestP999 float64 `json:"request_p999_us"`
+	EventP50    float64 `json:"event_p50_us"` // from the backend to the client
+	EventP99    float64 `json:"event_p99_us"`
+	FirstP50    float64 `json:"first_event_p50_us"` // from the request to the first event
+	FirstP99    float64 `json:"first_event_p99_us"`
 
 	RSS       float64 `json:"rss_mb"`
 	StreamRSS float64 `json:"rss_kb_per_stream"`
@@ -178,7 +181,7 @@ func (l *load) connect() ([]client, error) {
 	clients := make([]client, l.Conns)
 	if l.Proto == protoH1 {
 		for i := range clients {
-			c, err := dialRaw(l.Addr, body, 8<<10)
+			c, err := dialRaw(l.Addr, l.Header, body, 8<<10)
 			if err != nil {
 				return nil, err
 			}
@@ -338,7 +341,7 @@ func (t *tally) result() *result {
 	for _, s := range [][]time.Duration{t.requests, t.events, t.first} {
 		slices.Sort(s)
 	}
-	r.RequestP50, r.RequestP99 = percentile(t.requests, 0.5), percentile(t.requests, 0.99)
+	r.RequestP50, r.RequestP99, r.RequestP999 = percentile(t.requests, 0.5), percentile(t.requests, 0.99), percentile(t.requests, 0.999)
 	r.EventP50, r.EventP99 = percentile(t.events, 0.5), percentile(t.events, 0.99)
 	r.FirstP50, r.FirstP99 = percentile(t.first, 0.5), percentile(t.first, 0.99)
 	return r

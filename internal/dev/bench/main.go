@@ -18,6 +18,7 @@ import (
 
 const helpText = `usage:
   bench run     [flags]   the whole suite: every proxy, every case, a table of ratios
+  bench peers   [flags]   installs other proxies and routers and compares them; writes docs/benchmarks.json
   bench load    [flags]   one load against one address, one JSON line
   bench backend [flags]   the engine behind the proxies
   bench reverse [flags]   httputil.ReverseProxy as a peer
@@ -43,6 +44,8 @@ func command(args []string) error {
 		return loadCommand(args[1:])
 	case "backend":
 		return backendCommand(args[1:])
+	case "peers":
+		return peersCommand(args[1:])
 	case "reverse":
 		return reverseCommand(args[1:])
 	}
