@@ -16,7 +16,7 @@ const (
 	// engine.
 	bootstrapTarget = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
 	// promptBlock is the bytes of a prompt that a block of the prefix cache holds.
-	promptBlock = 256
+	promptBlock = 512
 )
 
 // engine is one address of a backend.

@@ -64,13 +64,17 @@ func dialRaw(addr, header string, body []byte, buffer int) (*rawClient, error) {
 	if err != nil {
 		return nil, err
 	}
+	request := rawRequest(addr, header, body)
+	return &rawClient{conn: conn, br: bufio.NewReaderSize(conn, buffer), request: request}, nil
+}
+
+func rawRequest(addr, header string, body []byte) []byte {
 	if header != "" {
 		header += "\r\n"
 	}
-	request := fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: bench\r\nAccept: */*\r\n"+
+	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: bench\r\nAccept: */*\r\n"+
 		"Authorization: Bearer sk-0123456789\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n%s",
 		requestPath, addr, header, len(body), body)
-	return &rawClient{conn: conn, br: bufio.NewReaderSize(conn, buffer), request: request}, nil
 }
 
 func (c *rawClient) call() (io.Reader, error) {

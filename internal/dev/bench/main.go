@@ -19,7 +19,9 @@ import (
 const helpText = `usage:
   bench run     [flags]   the whole suite: every proxy, every case, a table of ratios
   bench peers   [flags]   installs other proxies and routers and compares them; writes docs/benchmarks.json
+  bench page    [flags]   writes docs/benchmarks.md and its plots from docs/benchmarks.json
   bench load    [flags]   one load against one address, one JSON line
+  bench replay  [flags]   the requests of a trace against one address, one JSON line
   bench backend [flags]   the engine behind the proxies
   bench reverse [flags]   httputil.ReverseProxy as a peer
 bench COMMAND -help lists the flags.
@@ -46,6 +48,10 @@ func command(args []string) error {
 		return backendCommand(args[1:])
 	case "peers":
 		return peersCommand(args[1:])
+	case "replay":
+		return replayCommand(args[1:])
+	case "page":
+		return pageCommand(args[1:])
 	case "reverse":
 		return reverseCommand(args[1:])
 	}

@@ -33,12 +33,10 @@ type outcome struct {
 	Clients map[string]int `json:"clients,omitempty"` // number of clients by what they saw
 	Later   map[string]int `json:"later,omitempty"`   // requests after the fault
 	Slowest float64        `json:"slowest_s,omitempty"`
-	Pinned  int            `json:"pinned"` // KV blocks of the living engines that wait for a transfer
-	Busy    int            `json:"busy"`   // requests that the living engines still compute or keep waiting
-	// Wasted are the tokens of answers and prompts that engines computed after
-	// the clients had left.
-	Aborted int    `json:"aborted,omitempty"` // requests that engines stopped, because the proxy left
-	Failed  string `json:"failed,omitempty"`
+	Pinned  int            `json:"pinned"`            // KV blocks of the living engines that wait for a transfer
+	Busy    int            `json:"busy"`              // requests that the living engines still compute or keep waiting
+	Aborted int            `json:"aborted,omitempty"` // requests that engines stopped, because the proxy left
+	Failed  string         `json:"failed,omitempty"`
 }
 
 // faultCase is one fault.
@@ -75,7 +73,8 @@ var faultCases = []faultCase{
 	{name: "only decode answers 500", pairs: 1, what: "the same, but decode answers 500 to each request", run: failing("500")},
 	{name: "only decode answers 429", pairs: 1, what: "the same with 429", run: failing("429")},
 	{name: "client leaves in prefill", pairs: 1, slow: true, what: "20 clients leave after 0.3 s; a prompt takes 2 s", run: leaving(300*time.Millisecond, "")},
-	{name: "client leaves before decode's answer", pairs: 1, what: "decode accepts and does not answer; 20 clients leave after 1 s", run: leaving(time.Second, "head")},
+	{name: "client leaves before the first token", pairs: 1, what: "decode has the KV and computes no token; 20 clients leave after 1 s", run: leaving(time.Second, "decode")},
+	{name: "client leaves a stuck decode engine", pairs: 1, what: "decode accepts connections, reads no request, and so frees nothing; 20 clients leave after 1 s", run: leaving(time.Second, "head")},
 	{name: "client leaves mid-stream", pairs: 1, what: "20 clients leave after 0.7 s of a stream of 1.2 s", run: leaving(700*time.Millisecond, "")},
 	{name: "decode restarted", pairs: 2, what: "a decode engine gets SIGKILL and starts again at its address 0.5 s later; then 40 requests, 10 a second", run: func(ctx context.Context, t *trial) error {
 		t.Clients = t.begin(ctx, 10, false, 0)()
