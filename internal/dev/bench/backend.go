@@ -18,6 +18,7 @@ import (
 const (
 	benchModel = "bench"
 	countsPath = "/bench/counts"
+	notFound   = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 	eventSize  = 200 // bytes of one SSE event
 	// answerText fills a unary answer up to about 1 KB.
 	answerText = 760
@@ -43,6 +44,8 @@ type backend struct {
 
 	wholes, prefills, decodes, streams atomic.Int64
 
+	noTokens    bool      // no route gives token ids
+	sglang      bool      // routers tell the engines apart by GET /version
 	cacheBlocks int       // of the prefix cache of an engine, 0: none
 	recorded    *recorder // nil: requests are not kept
 }
@@ -75,6 +78,8 @@ func backendCommand(args []string) error {
 	prefill := fs.String("prefill", "", "`address` of an engine that only computes prompts")
 	boot := fs.Int("bootstrap", 0, "`port` of the bootstrap server that the engines report")
 	cache := fs.Int("cache", 0, "prefix cache of each engine, in `blocks`")
+	sglang := fs.Bool("sglang", false, "look like SGLang: without vLLM's GET /version")
+	noTokens := fs.Bool("no-tokens", false, "answer 404 to a router that asks for the token ids of a prompt")
 	record := fs.Bool("record", false, "keep the requests for GET "+requestsPath)
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -83,7 +88,7 @@ func backendCommand(args []string) error {
 		engines = addresses{"127.0.0.1:9000"}
 	}
 	b := newBackend()
-	b.cacheBlocks = *cache
+	b.cacheBlocks, b.sglang, b.noTokens = *cache, *sglang, *noTokens
 	if *record {
 		b.recorded = &recorder{}
 	}
@@ -186,6 +191,10 @@ func (b *backend) get(w io.Writer, e *engine, target string) (err error) {
 	case "/v1/models":
 		_, err = w.Write(b.models)
 	case "/version":
+		if b.sglang {
+			_, err = io.WriteString(w, notFound)
+			break
+		}
 		_, err = w.Write(b.version)
 	case countsPath:
 		var text []byte

@@ -60,6 +60,9 @@ func (e *engine) other(target string, body []byte) []byte {
 	if !render && target != "/tokenize" && target != "/v1/tokenize" {
 		return nil
 	}
+	if e.backend.noTokens {
+		return []byte(notFound)
+	}
 	ids := make([]byte, 0, len(body))
 	prompt := promptOf(body)
 	for i := 0; i+4 <= len(prompt); i += 4 {

@@ -29,13 +29,13 @@ type check struct {
 const exact = `{ "model": "` + benchModel + `", "prompt": "caf\u00e9 hello", "max_tokens": 3, "stream": false, "x_number": 12345678901234567890123 }`
 
 func (s *peerSuite) checkAll(ctx context.Context) error {
-	st, err := startStub(ctx, s.self, s.dir, s.loadCore, 1, "-record")
+	all, err := startStubs(ctx, s.self, s.dir, s.loadCore, "-record")
 	if err != nil {
 		return err
 	}
-	defer st.stop()
+	defer all.stop()
 	for _, p := range s.chosen(func(p *peer) bool { return p.start != nil }) {
-		c := s.checkPeer(ctx, p, st)
+		c := s.checkPeer(ctx, p, all.of(p.Work))
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -103,7 +103,10 @@ func (s *peerSuite) checkPeer(ctx context.Context, p *peer, st *stub) check {
 			}
 			sent++
 			for _, q := range list {
-				if q.isPrefill() {
+				if !q.joined(p.Work) {
+					return fail(fmt.Errorf("a leg came without what joins it with the other leg: %.200s", q.Body))
+				}
+				if q.Prefill {
 					gotPrefill++
 				} else {
 					gotDecode++
@@ -157,7 +160,16 @@ func engineBody(body []byte, work string) []byte {
 	return append(body[:len(body)-1:len(body)-1], `,"kv_transfer_params":{"do_remote_prefill":true}}`...)
 }
 
-func (q *recorded) isPrefill() bool { return q.Prefill }
+// joined reports whether a leg has what joins it with the other leg.
+func (q *recorded) joined(work string) bool {
+	switch {
+	case work == workSGLang:
+		return strings.Contains(q.Body, `"bootstrap_room"`)
+	case work == workVLLM && q.Prefill:
+		return hasTrue([]byte(q.Body), `"do_remote_decode"`)
+	}
+	return work != workVLLM || hasTrue([]byte(q.Body), `"do_remote_prefill"`)
+}
 
 func takeRequests(ctx context.Context, st *stub) (list []recorded, err error) {
 	_, text, err := get(ctx, "http://"+st.engines[0]+requestsPath)

@@ -86,10 +86,10 @@ func peerCases(quick bool, descriptors int) []peerCase {
 }
 
 func (s *peerSuite) loadAll(ctx context.Context) (err error) {
-	if s.stub, err = startStub(ctx, s.self, s.dir, s.loadCore, 1); err != nil {
+	if s.stubs, err = startStubs(ctx, s.self, s.dir, s.loadCore); err != nil {
 		return err
 	}
-	defer s.stub.stop()
+	defer s.stubs.stop()
 	all := s.chosen(func(*peer) bool { return true })
 	for _, p := range all { // results of an earlier run do not mix with this one's
 		s.result.Loads = slices.DeleteFunc(s.result.Loads, func(m measured) bool {
@@ -148,8 +148,8 @@ func (s *peerSuite) loadOn(ctx context.Context, round int, p *peer, cases ...pee
 		}
 		return nil
 	}
-	r := &running{peer: p, scene: s.stub.scene(p.Work, n)}
-	r.scene.listen = s.stub.engines[0]
+	r := &running{peer: p, scene: s.stubs.of(p.Work).scene(p.Work, n)}
+	r.scene.listen = r.scene.engines[0]
 	if p.start != nil {
 		var err error
 		if r, err = s.start(ctx, p, r.scene, cores, s.loadCore); err != nil {
@@ -207,7 +207,7 @@ func (s *peerSuite) addIdle(r *running, round int) error {
 // measureLoad runs a load, and checks that the engines got as many requests as the load got
 // answers.
 func (s *peerSuite) measureLoad(ctx context.Context, r *running, l *load) (figures map[string]float64, others float64, err error) {
-	watcher := &suite{programs: programs{core: s.core}, core: s.loadCore, backend: s.stub.process}
+	watcher := &suite{programs: programs{core: s.core}, core: s.loadCore, backend: s.stubs.of(r.peer.Work).process}
 	before, err := watcher.counts(ctx)
 	if err != nil {
 		return nil, 0, err

@@ -203,6 +203,35 @@ func startStub(ctx context.Context, self, dir string, core, n int, flags ...stri
 	return s, s.await(func() error { return accepts(s.prefill) })
 }
 
+// stubs are the engines of all works. Routers tell vLLM and SGLang apart, so
+// each has a process.
+type stubs struct{ vllm, sglang *stub }
+
+func startStubs(ctx context.Context, self, dir string, core int, flags ...string) (*stubs, error) {
+	vllm, err := startStub(ctx, self, dir, core, 1, flags...)
+	if err != nil {
+		return nil, err
+	}
+	sglang, err := startStub(ctx, self, dir, core, 1, append(flags, "-sglang")...)
+	if err != nil {
+		vllm.stop()
+		return nil, err
+	}
+	return &stubs{vllm, sglang}, nil
+}
+
+func (s *stubs) of(work string) *stub {
+	if work == workSGLang {
+		return s.sglang
+	}
+	return s.vllm
+}
+
+func (s *stubs) stop() {
+	s.vllm.stop()
+	s.sglang.stop()
+}
+
 // scene returns the stub's engines for a work.
 func (s *stub) scene(work string, cores int) *scene {
 	c := &scene{engines: s.engines, model: benchModel, cores: cores}

@@ -51,17 +51,16 @@ type partRun struct {
 // peerSuite is one run of the comparison.
 type peerSuite struct {
 	*shelf
-	rounds          int
-	only            []string // parts
-	peers, cases    *regexp.Regexp
-	core, loadCore  int
-	quick           bool
-	trace, harness  string
-	log             io.Writer
-	dir             string
-	stub            *stub
-	result          comparison
-	descriptorsHold int
+	rounds         int
+	only           []string // parts
+	peers, cases   *regexp.Regexp
+	core, loadCore int
+	quick          bool
+	trace, harness string
+	log            io.Writer
+	dir            string
+	stubs          *stubs
+	result         comparison
 }
 
 func peersCommand(args []string) error {
