@@ -2,7 +2,9 @@
 // open stream, together with other proxies under the same load: nginx, Go's
 // httputil.ReverseProxy, and prefill-decode proxies on aiohttp and on FastAPI
 // with httpx. The results are ratios within one run, because absolute values
-// depend on the machine and the time.
+// depend on the machine and the time. The command peers installs more proxies
+// and routers and compares them in more respects; its result is
+// docs/benchmarks.md.
 //
 // All traffic uses 127.0.0.1. The proxy under test has one CPU core to itself.
 // The load and the engine behind the proxy share another core. README.md

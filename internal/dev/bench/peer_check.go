@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -220,11 +221,15 @@ func changes(got string) string {
 	}
 	var had, has map[string]json.RawMessage
 	if json.Unmarshal([]byte(exact), &had) == nil && json.Unmarshal([]byte(got), &has) == nil {
+		var added []string
 		for _, key := range sortedKeys(has) {
 			_, known := had[key]
 			if !known && !strings.HasPrefix(key, "bootstrap_") && key != "kv_transfer_params" {
-				c = append(c, "adds "+key)
+				added = append(added, key)
 			}
+		}
+		if added != nil {
+			c = append(c, "adds "+strings.Join(added, ", "))
 		}
 		for _, key := range sortedKeys(had) {
 			if _, kept := has[key]; !kept {
@@ -235,6 +240,6 @@ func changes(got string) string {
 	if len(c) == 0 {
 		return "as sent, but for the members of the transfer"
 	}
-	sortStrings(c)
-	return strings.Join(c, ", ")
+	slices.Sort(c)
+	return strings.Join(c, "; ")
 }

@@ -153,7 +153,8 @@ func (h *shelf) provide(ctx context.Context, s *software) error {
 }
 
 func (h *shelf) provideApt(ctx context.Context, name string) error {
-	if exec.CommandContext(ctx, "dpkg", "-s", name).Run() == nil {
+	status, err := exec.CommandContext(ctx, "dpkg-query", "-W", "-f", "${db:Status-Status}", name).Output()
+	if err == nil && string(status) == "installed" {
 		return nil
 	}
 	// policy-rc.d would be asked before the package starts its server; this

@@ -317,5 +317,3 @@ func (s *peerSuite) others() float64 {
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
-
-func sortStrings(s []string) { slices.Sort(s) }

@@ -79,6 +79,7 @@ func (p *page) method() {
 	p.say("Machine: %s, %s. pdproxy: %s.\n", p.Machine, p.Go, load.Program)
 	p.say("- The proxy has one core alone, load generator and engines share another one. All of them use loopback.")
 	p.say("- Figures are medians over %d rounds, with their range in brackets. Peers take turns within a round, and the first one changes. A ratio (×) is the median over the rounds of peer / pdproxy in the same round: above 1, pdproxy needs less.", load.Rounds)
+	p.say("- Times and rates of a round count only if other programs used less than %.0f %% of the two cores meanwhile.", disturbedTime*100)
 	p.say("- Ignore differences below 20 %%, and those within the ranges.")
 	p.say("- CPU is user and system time of all processes of a proxy, from `/proc`.")
 	p.say("- Defaults for all, but for addresses, engines, and limits below the load. pdproxy's limits of one client are off, because all load comes from one address.")
@@ -141,6 +142,13 @@ type column struct {
 	minus     string
 }
 
+// disturbedTime is the share of the two cores used by other programs above
+// which the times and rates of a round are left out.
+const disturbedTime = 0.2
+
+// robust are the figures that other programs change little.
+var robust = []string{figCPU, figRSS, figStream, figStart, figIdle}
+
 // values returns a peer's figures by round, less those without a proxy where
 // the figure is a difference.
 func (p *page) values(peer string, f column) map[int]float64 {
@@ -154,6 +162,9 @@ func (p *page) values(peer string, f column) map[int]float64 {
 	}
 	v := map[int]float64{}
 	for i, round := range m.Rounds {
+		if !slices.Contains(robust, f.key) && m.Others[i] > disturbedTime {
+			continue
+		}
 		if b, ok := base[round]; ok || f.minus == "" {
 			v[round] = m.Figures[f.key][i] - b
 		}
@@ -179,7 +190,7 @@ func (p *page) middle(peer string, f column) (v float64, ok bool) {
 // cell is a figure with its range and its ratio to pdproxy's.
 func (p *page) cell(peer, mine string, f column) string {
 	byRound := p.values(peer, f)
-	if len(byRound) == 0 {
+	if len(byRound) == 0 || peer == noProxy && (f.minus != "" || slices.Contains(robust, f.key)) {
 		return "–"
 	}
 	all := values(byRound)
@@ -187,8 +198,8 @@ func (p *page) cell(peer, mine string, f column) string {
 	if len(all) > 1 {
 		text += fmt.Sprintf(" [%s–%s]", number3(slices.Min(all)), number3(slices.Max(all)))
 	}
-	if ratio, ok := p.ratio(peer, mine, f); ok && peer != mine {
-		text += fmt.Sprintf(" ×%.2g", ratio)
+	if ratio, ok := p.ratio(peer, mine, f); ok && peer != mine && peer != noProxy {
+		text += " ×" + ratioText(ratio)
 	}
 	return text
 }
@@ -288,7 +299,7 @@ func (p *page) behind() {
 			for _, q := range p.Peers {
 				ratio, ok := p.ratio(q.Name, mine, f)
 				if ok && q.Work == work && q.Name != noProxy && (f.less && ratio < 0.95 || !f.less && ratio > 1.05) {
-					better = append(better, fmt.Sprintf("%s ×%.2g", q.Name, ratio))
+					better = append(better, q.Name+" ×"+ratioText(ratio))
 				}
 			}
 			if better != nil {
@@ -370,6 +381,13 @@ func oneLine(s string) string {
 		s = strings.ToValidUTF8(s[:300], "") + "…"
 	}
 	return "`" + strings.ReplaceAll(s, "`", "'") + "`"
+}
+
+func ratioText(r float64) string {
+	if r >= 100 {
+		return fmt.Sprintf("%.0f", r)
+	}
+	return fmt.Sprintf("%.2g", r)
 }
 
 func escaped(s string) string { return strings.ReplaceAll(s, "|", "\\|") }
