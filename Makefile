@@ -20,7 +20,7 @@ RACE         := -race $(foreach p,engine/wazevo/backend/... engine/wazevo/fronte
 SUITE        := $(GO) run ./internal/dev/suite
 # The second tier has these packages below conformance, and these tests of conformance
 # itself: they start many processes, or need root, the network, or other programs.
-SECOND       := abi chaos deploy discovery fleet kvevents plugins policies scaling security takeover
+SECOND       := abi chaos costs deploy discovery fleet kvevents plugins policies scaling security takeover
 SECOND_TESTS := ^Test(Modes|Soak|Std|WorkerKilled|CoordinatorKilled)$$
 # The first tier runs conformance and internal without the race detector. They are tools and
 # simulated engines, and the detector takes five times the processor time. The second tier runs
@@ -72,14 +72,14 @@ vet:
 
 .PHONY: processes
 processes: # the second tier under the race detector, and the failures with every connector again
-	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out security,$(SECOND)),./conformance/$p) $(REPEATED)
+	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out costs security,$(SECOND)),./conformance/$p) $(REPEATED)
 
-# The attacked program is a process of its own, which the race detector does not see. The
+# The attacked and the measured program are processes of their own, which the race detector does not see. The
 # other packages make other system calls without the detector, or run as root what
 # the first tier may skip. The detector hides the memory of a compilation (abi/host/meter).
 .PHONY: alone
 alone: # the second tier without the race detector
-	@$(SUITE) -strict -shuffle=on -timeout=10m ./abi/host/meter ./conformance/security ./proxy/upstream ./proxy/coordinator ./proxy/coordinator/fleet ./proxy/coordinator/link ./proxy/state/kvindex ./proxy/privatedir ./plugins/filter ./plugins/policy ./cmd/...
+	@$(SUITE) -strict -shuffle=on -timeout=10m ./abi/host/meter ./conformance/costs ./conformance/security ./proxy/upstream ./proxy/coordinator ./proxy/coordinator/fleet ./proxy/coordinator/link ./proxy/state/kvindex ./proxy/privatedir ./plugins/filter ./plugins/policy ./cmd/...
 
 .PHONY: modes
 modes: export PDPROXY_MODE = $(MODE)
@@ -133,6 +133,10 @@ bench: build ## CPU per request and per event against peers, as ratios
 .PHONY: bench-peers
 bench-peers: build ## install other proxies and routers, compare them with pdproxy, write docs/benchmarks.md (under an hour; FLAGS='-only check -peers Envoy')
 	$(GO) run ./internal/dev/bench peers -pdproxy bin/pdproxy $(FLAGS)
+
+.PHONY: bench-check
+bench-check: ## CPU of the working tree beside that of commit BASE, in turn; fails if a row is slower (two cores)
+	@$(GO) build -o build/bench ./internal/dev/bench && build/bench check -base $(BASE)
 
 .PHONY: test-real
 test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)

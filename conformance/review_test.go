@@ -7,83 +7,22 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// scripted is an engine whose answers a test writes. A simulated engine keeps
-// to its protocol and would never give such answers.
-type scripted struct {
-	name, role string
-	spec       func(*config.Engine) // changes its entry in the configuration; may be nil
-	serve      func(w http.ResponseWriter, leg scriptedLeg)
-	sick       atomic.Bool // its health probe fails
-	tls        bool
-	prefix     string // it is removed from every path
-	info       string // its answer to GET /server_info; "": none
-
-	mu   sync.Mutex
-	legs []scriptedLeg // guarded by mu
-}
-
-// scriptedLeg is one request to a scripted engine.
-type scriptedLeg struct {
-	*http.Request
-	body string
-}
-
-// cleanup reports whether the leg is a clean-up of the vllm-nixl connector.
-func (l scriptedLeg) cleanup() bool {
+// isCleanup reports whether a leg is a clean-up of the vllm-nixl connector.
+func isCleanup(l testbed.Leg) bool {
 	return strings.HasSuffix(l.Header.Get("X-Request-Id"), "-cleanup")
-}
-
-// ServeHTTP implements http.Handler.
-func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	path, ok := strings.CutPrefix(r.URL.Path, s.prefix)
-	r.URL.Path = path
-	switch {
-	case !ok:
-		http.NotFound(w, r)
-	case r.URL.Path == "/health" && s.sick.Load():
-		w.WriteHeader(http.StatusInternalServerError)
-	case r.URL.Path == "/health":
-	case r.URL.Path == "/v1/models":
-		io.WriteString(w, `{"data":[{"id":"sim"}]}`)
-	case r.URL.Path == "/server_info" && s.info != "":
-		io.WriteString(w, s.info)
-	case r.Method == http.MethodGet:
-		http.NotFound(w, r)
-	default:
-		body, _ := io.ReadAll(r.Body)
-		leg := scriptedLeg{r, string(body)}
-		s.mu.Lock()
-		s.legs = append(s.legs, leg)
-		s.mu.Unlock()
-		s.serve(w, leg)
-	}
-}
-
-// seen returns the legs so far for which ok is true; nil selects all.
-func (s *scripted) seen(ok func(scriptedLeg) bool) []scriptedLeg {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var legs []scriptedLeg
-	for _, l := range s.legs {
-		if ok == nil || ok(l) {
-			legs = append(legs, l)
-		}
-	}
-	return legs
 }
 
 // drain stops the proxy before the test's end, and returns the drain's error.
@@ -93,7 +32,7 @@ func (f *fleet) drain() error {
 }
 
 // startScripted starts a proxy before scripted engines.
-func startScripted(t *testing.T, connector string, change func(*config.Config), engines ...*scripted) *fleet {
+func startScripted(t *testing.T, connector string, change func(*config.Config), engines ...*testbed.Engine) *fleet {
 	t.Helper()
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
@@ -101,19 +40,13 @@ func startScripted(t *testing.T, connector string, change func(*config.Config), 
 	cfg.Health.Interval, cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
 	cfg.Server.ExposePlacement = true
 	for _, e := range engines {
-		srv := httptest.NewUnstartedServer(e)
-		if e.tls {
-			srv.EnableHTTP2 = true
-			srv.StartTLS()
-		} else {
-			srv.Start()
-		}
-		t.Cleanup(srv.Close)
+		e.Start()
+		t.Cleanup(e.Close)
 		spec := config.DefaultEngine()
-		spec.Name, spec.URL, spec.Role, spec.Connector, spec.HealthPath = e.name, srv.URL+e.prefix, e.role, connector, "/health"
-		spec.InsecureSkipVerify = e.tls
-		if e.spec != nil {
-			e.spec(&spec)
+		spec.Name, spec.URL, spec.Role, spec.Connector, spec.HealthPath = e.Name, e.URL(), e.Role, connector, "/health"
+		spec.InsecureSkipVerify = e.TLS
+		if e.Spec != nil {
+			e.Spec(&spec)
 		}
 		cfg.Engines = append(cfg.Engines, spec)
 	}
@@ -145,8 +78,8 @@ func event(text string) string {
 }
 
 // says returns a handler that answers every leg with a status and a body.
-func says(status int, body string, header ...string) func(http.ResponseWriter, scriptedLeg) {
-	return func(w http.ResponseWriter, _ scriptedLeg) {
+func says(status int, body string, header ...string) func(http.ResponseWriter, testbed.Leg) {
+	return func(w http.ResponseWriter, _ testbed.Leg) {
 		w.Header().Set("Content-Type", "application/json")
 		for i := 0; i < len(header); i += 2 {
 			w.Header().Set(header[i], header[i+1])
@@ -158,8 +91,8 @@ func says(status int, body string, header ...string) func(http.ResponseWriter, s
 
 // streams returns a handler that answers every leg with the pieces of an event
 // stream, each flushed.
-func streams(pieces ...string) func(http.ResponseWriter, scriptedLeg) {
-	return func(w http.ResponseWriter, _ scriptedLeg) {
+func streams(pieces ...string) func(http.ResponseWriter, testbed.Leg) {
+	return func(w http.ResponseWriter, _ testbed.Leg) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for _, p := range pieces {
 			io.WriteString(w, p)
@@ -169,7 +102,7 @@ func streams(pieces ...string) func(http.ResponseWriter, scriptedLeg) {
 }
 
 // hangs does not answer a leg until the proxy cancels it.
-func hangs(_ http.ResponseWriter, leg scriptedLeg) { <-leg.Context().Done() }
+func hangs(_ http.ResponseWriter, leg testbed.Leg) { <-leg.Context().Done() }
 
 // writeFile writes a file for the test and returns its path.
 func writeFile(t *testing.T, name, text string) string {
@@ -182,8 +115,8 @@ func writeFile(t *testing.T, name, text string) string {
 }
 
 // both returns an engine that serves whole requests.
-func both(name string, serve func(http.ResponseWriter, scriptedLeg)) *scripted {
-	return &scripted{name: name, role: "both", serve: serve}
+func both(name string, serve func(http.ResponseWriter, testbed.Leg)) *testbed.Engine {
+	return &testbed.Engine{Name: name, Role: "both", Serve: serve}
 }
 
 // No engine receives the proxy's own API keys, in any header.
@@ -197,7 +130,7 @@ func TestProxyKeysReachNoEngine(t *testing.T) {
 			t.Fatalf("%s: status %d: %s", name, a.status, a.body)
 		}
 	}
-	for _, leg := range e.seen(nil) {
+	for _, leg := range e.Seen(nil) {
 		for name, values := range leg.Header {
 			if strings.Contains(strings.Join(values, " "), "secret") {
 				t.Errorf("the engine received the key in %s", name)
@@ -209,9 +142,9 @@ func TestProxyKeysReachNoEngine(t *testing.T) {
 // A clean-up that goes to another engine of the group carries that engine's key.
 func TestCleanupCarriesTheKeyOfWhoIsCalled(t *testing.T) {
 	var served atomic.Bool // from now on the engine only answers clean-ups
-	decode := func(name string) *scripted {
+	decode := func(name string) *testbed.Engine {
 		path := writeFile(t, name, "key-of-"+name)
-		return &scripted{name: name, role: "decode", spec: func(c *config.Engine) { c.APIKeyFile = path }, serve: func(w http.ResponseWriter, leg scriptedLeg) {
+		return &testbed.Engine{Name: name, Role: "decode", Spec: func(c *config.Engine) { c.APIKeyFile = path }, Serve: func(w http.ResponseWriter, leg testbed.Leg) {
 			if served.Load() {
 				says(200, `{}`)(w, leg)
 				return
@@ -220,17 +153,17 @@ func TestCleanupCarriesTheKeyOfWhoIsCalled(t *testing.T) {
 		}}
 	}
 	d0, d1 := decode("d0"), decode("d1")
-	p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)}
+	p := &testbed.Engine{Name: "p0", Role: "prefill", Serve: says(200, pinnedAnswer)}
 	f := startScripted(t, "vllm-nixl", func(c *config.Config) {
 		c.Retry.Attempts = 1
 		c.Timeouts.Cleanup = config.Duration(200 * time.Millisecond)
 	}, p, d0, d1)
 	f.try(completionPath, plainCompletion(false))
-	for _, d := range []*scripted{d0, d1} {
-		f.eventually(d.name+" gets a clean-up", func() bool { return len(d.seen(scriptedLeg.cleanup)) > 0 })
-		for _, leg := range d.seen(nil) {
-			if got := leg.Header.Get("Authorization"); got != "Bearer key-of-"+d.name {
-				t.Errorf("key of the clean-up at %s: got %q", d.name, got)
+	for _, d := range []*testbed.Engine{d0, d1} {
+		f.eventually(d.Name+" gets a clean-up", func() bool { return len(d.Seen(isCleanup)) > 0 })
+		for _, leg := range d.Seen(nil) {
+			if got := leg.Header.Get("Authorization"); got != "Bearer key-of-"+d.Name {
+				t.Errorf("key of the clean-up at %s: got %q", d.Name, got)
 			}
 		}
 	}
@@ -242,14 +175,14 @@ func TestCleanupCarriesTheKeyOfWhoIsCalled(t *testing.T) {
 func TestRefusedKeyIsNotTheClientsFault(t *testing.T) {
 	path := writeFile(t, "key", "stale")
 	refuse := both("e0", says(401, `{"error":"Unauthorized"}`))
-	refuse.spec = func(c *config.Engine) { c.APIKeyFile = path }
+	refuse.Spec = func(c *config.Engine) { c.APIKeyFile = path }
 	good := both("e1", says(200, `{"choices":[{"text":"x"}]}`))
 	f := startScripted(t, "none", nil, refuse, good)
 	f.eventually("the rejecting engine has got a leg", func() bool { // the first engine is chosen at random
 		if a := f.try(completionPath, plainCompletion(false)); a.status != 200 {
 			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
-		return len(refuse.seen(nil)) > 0
+		return len(refuse.Seen(nil)) > 0
 	})
 }
 
@@ -258,8 +191,8 @@ func TestRefusedClientKeyIsRelayed(t *testing.T) {
 	e := both("e", says(401, `{"error":"Unauthorized"}`))
 	f := startScripted(t, "none", nil, e)
 	a := f.post(context.Background(), f.url, completionPath, plainCompletion(false), "Authorization", "Bearer wrong")
-	if a.status != 401 || a.body != `{"error":"Unauthorized"}` || len(e.seen(nil)) != 1 {
-		t.Fatalf("got status %d after %d legs: %s", a.status, len(e.seen(nil)), a.body)
+	if a.status != 401 || a.body != `{"error":"Unauthorized"}` || len(e.Seen(nil)) != 1 {
+		t.Fatalf("got status %d after %d legs: %s", a.status, len(e.Seen(nil)), a.body)
 	}
 }
 
@@ -269,7 +202,7 @@ func TestRefusalsAreRelayed(t *testing.T) {
 	large := `{"detail":"` + strings.Repeat("x", 200<<10) + `"}`
 	for _, tt := range []struct {
 		name   string
-		serve  func(http.ResponseWriter, scriptedLeg)
+		serve  func(http.ResponseWriter, testbed.Leg)
 		status int
 		body   string
 		after  string
@@ -286,7 +219,7 @@ func TestRefusalsAreRelayed(t *testing.T) {
 			if a.status != tt.status || a.body != tt.body || a.header.Get("Retry-After") != tt.after {
 				t.Errorf("got status %d, Retry-After %q, %d bytes of body", a.status, a.header.Get("Retry-After"), len(a.body))
 			}
-			if n := len(e.seen(nil)); n != tt.legs {
+			if n := len(e.Seen(nil)); n != tt.legs {
 				t.Errorf("got %d legs, want %d", n, tt.legs)
 			}
 		})
@@ -295,7 +228,7 @@ func TestRefusalsAreRelayed(t *testing.T) {
 
 // An answer without content is a failed leg, whatever its status.
 func TestEmptyAnswersAreTriedAgain(t *testing.T) {
-	for name, serve := range map[string]func(http.ResponseWriter, scriptedLeg){
+	for name, serve := range map[string]func(http.ResponseWriter, testbed.Leg){
 		"200 without a body": says(200, ""),
 		"204":                says(204, ""),
 		"302":                says(302, "", "Location", "/elsewhere"),
@@ -310,15 +243,15 @@ func TestEmptyAnswersAreTriedAgain(t *testing.T) {
 				bad := both("e0", serve)
 				good := both("e1", streams(event("x"), "data: [DONE]\n\n"))
 				if !stream {
-					good.serve = says(200, `{"choices":[{"text":"x"}]}`)
+					good.Serve = says(200, `{"choices":[{"text":"x"}]}`)
 				}
 				f := startScripted(t, "none", nil, bad, good)
-				for n := 0; n < 3 || n < 60 && len(bad.seen(nil)) == 0; n++ { // an idle engine is chosen at random
+				for n := 0; n < 3 || n < 60 && len(bad.Seen(nil)) == 0; n++ { // an idle engine is chosen at random
 					if a := f.try(completionPath, plainCompletion(stream)); a.status != 200 || a.text != "x" {
 						t.Fatalf("got status %d: %q", a.status, a.body)
 					}
 				}
-				if len(bad.seen(nil)) == 0 || f.metric("pdproxy_retries_total") == 0 {
+				if len(bad.Seen(nil)) == 0 || f.metric("pdproxy_retries_total") == 0 {
 					t.Error("the bad engine got no request")
 				}
 			})
@@ -329,7 +262,7 @@ func TestEmptyAnswersAreTriedAgain(t *testing.T) {
 // timeouts.first_byte applies to the first event. Comments that keep the
 // connection alive do not count.
 func TestCommentsAreNoFirstByte(t *testing.T) {
-	e := both("e", func(w http.ResponseWriter, leg scriptedLeg) {
+	e := both("e", func(w http.ResponseWriter, leg testbed.Leg) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for leg.Context().Err() == nil {
 			io.WriteString(w, ": keep-alive\n\n")
@@ -386,7 +319,7 @@ func (f *fleet) speak(body string) *net.TCPConn {
 // A client that closes its sending side during a stream counts as gone. The
 // rest that it reads must not look like a complete answer.
 func TestHalfClosedClientGetsNoWholeStream(t *testing.T) {
-	e := both("e", func(w http.ResponseWriter, leg scriptedLeg) {
+	e := both("e", func(w http.ResponseWriter, leg testbed.Leg) {
 		streams(event("one"))(w, leg)
 		<-leg.Context().Done()
 	})
@@ -412,7 +345,7 @@ func TestHalfClosedClientGetsNoWholeStream(t *testing.T) {
 // open.
 func TestClientThatDoesNotReadIsCancelled(t *testing.T) {
 	text := event(strings.Repeat("x", 32<<10))
-	e := both("e", func(w http.ResponseWriter, leg scriptedLeg) {
+	e := both("e", func(w http.ResponseWriter, leg testbed.Leg) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for leg.Context().Err() == nil {
 			if _, err := io.WriteString(w, text); err != nil {
@@ -493,10 +426,10 @@ func TestRetryDoesNotWaitForADeadEngine(t *testing.T) {
 // An engine that fails its probes may be alive and hold blocks of an ended
 // exchange. They are freed anyway.
 func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
-	p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)}
-	d := &scripted{name: "d0", role: "decode"}
-	d.serve = func(w http.ResponseWriter, leg scriptedLeg) {
-		if leg.cleanup() {
+	p := &testbed.Engine{Name: "p0", Role: "prefill", Serve: says(200, pinnedAnswer)}
+	d := &testbed.Engine{Name: "d0", Role: "decode"}
+	d.Serve = func(w http.ResponseWriter, leg testbed.Leg) {
+		if isCleanup(leg) {
 			streams(event("x"))(w, leg)
 			return
 		}
@@ -506,12 +439,12 @@ func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
 	ctx, leave := context.WithCancel(context.Background())
 	gone := make(chan answer, 1)
 	go func() { gone <- f.post(ctx, f.url, completionPath, plainCompletion(true)) }()
-	f.eventually("decode has received the leg", func() bool { return len(d.seen(nil)) == 1 })
-	p.sick.Store(true)
+	f.eventually("decode has received the leg", func() bool { return len(d.Seen(nil)) == 1 })
+	p.Sick.Store(true)
 	f.eventually("prefill is unhealthy", func() bool { return f.engineState("p0") == "unhealthy" })
 	leave()
 	<-gone
-	f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
+	f.eventually("the clean-up is sent", func() bool { return len(d.Seen(isCleanup)) == 1 })
 }
 
 // A running prefill step cannot be stopped. vLLM pins the blocks anyway, and
@@ -522,7 +455,7 @@ func TestClientLeavesAShortPrefill(t *testing.T) {
 		t.Run(fmt.Sprintf("answer begun %t", begun), func(t *testing.T) {
 			left := make(chan struct{})
 			hungUp := make(chan bool, 1)
-			p := &scripted{name: "p0", role: "prefill", serve: func(w http.ResponseWriter, leg scriptedLeg) {
+			p := &testbed.Engine{Name: "p0", Role: "prefill", Serve: func(w http.ResponseWriter, leg testbed.Leg) {
 				if begun {
 					io.WriteString(w, pinnedAnswer[:20])
 					w.(http.Flusher).Flush()
@@ -539,12 +472,12 @@ func TestClientLeavesAShortPrefill(t *testing.T) {
 					io.WriteString(w, pinnedAnswer)
 				}
 			}}
-			d := &scripted{name: "d0", role: "decode", serve: streams(event("x"), "data: [DONE]\n\n")}
+			d := &testbed.Engine{Name: "d0", Role: "decode", Serve: streams(event("x"), "data: [DONE]\n\n")}
 			f := startScripted(t, "vllm-nixl", nil, p, d)
 			ctx, leave := context.WithCancel(context.Background())
 			gone := make(chan answer, 1)
 			go func() { gone <- f.post(ctx, f.url, completionPath, plainCompletion(true)) }()
-			f.eventually("prefill has received the leg", func() bool { return len(p.seen(nil)) == 1 })
+			f.eventually("prefill has received the leg", func() bool { return len(p.Seen(nil)) == 1 })
 			time.Sleep(100 * time.Millisecond) // so that the proxy knows that it has sent the leg
 			leave()
 			<-gone
@@ -553,8 +486,8 @@ func TestClientLeavesAShortPrefill(t *testing.T) {
 			if <-hungUp {
 				t.Error("the proxy closed the connection before the answer")
 			}
-			f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
-			if n := len(d.seen(nil)); n != 1 {
+			f.eventually("the clean-up is sent", func() bool { return len(d.Seen(isCleanup)) == 1 })
+			if n := len(d.Seen(nil)); n != 1 {
 				t.Errorf("decode got %d legs", n)
 			}
 		})
@@ -566,9 +499,9 @@ func TestClientLeavesAShortPrefill(t *testing.T) {
 func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 	for _, phase := range []string{"queue", "prefill", "decode"} {
 		t.Run(phase, func(t *testing.T) {
-			p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)}
-			d := &scripted{name: "d0", role: "decode", serve: func(w http.ResponseWriter, leg scriptedLeg) {
-				if leg.cleanup() {
+			p := &testbed.Engine{Name: "p0", Role: "prefill", Serve: says(200, pinnedAnswer)}
+			d := &testbed.Engine{Name: "d0", Role: "decode", Serve: func(w http.ResponseWriter, leg testbed.Leg) {
+				if isCleanup(leg) {
 					streams(event("x"))(w, leg)
 					return
 				}
@@ -576,7 +509,7 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 			}}
 			busy, running := d, 1
 			if phase == "prefill" {
-				p.serve, busy = hangs, p
+				p.Serve, busy = hangs, p
 			}
 			f := startScripted(t, "vllm-nixl", func(c *config.Config) {
 				c.Server.DrainTimeout = 0
@@ -587,7 +520,7 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 			got := make(chan answer, 2)
 			post := func() { got <- f.try(completionPath, plainCompletion(true)) }
 			go post()
-			f.eventually("the engine has received the leg", func() bool { return len(busy.seen(nil)) > 0 })
+			f.eventually("the engine has received the leg", func() bool { return len(busy.Seen(nil)) > 0 })
 			if phase == "queue" {
 				go post()
 				running = 2
@@ -605,7 +538,7 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 					t.Errorf("got status %d, err %v: %s", a.status, a.err, a.body)
 				}
 			}
-			if phase == "decode" && len(d.seen(scriptedLeg.cleanup)) == 0 {
+			if phase == "decode" && len(d.Seen(isCleanup)) == 0 {
 				t.Error("the proxy ended before its clean-up")
 			}
 		})
@@ -641,7 +574,7 @@ func TestClientCapCountsTheQueue(t *testing.T) {
 // server.read_timeout.
 func TestReadTimeoutBeginsBehindTheQueue(t *testing.T) {
 	release := make(chan struct{})
-	e := both("e", func(w http.ResponseWriter, leg scriptedLeg) {
+	e := both("e", func(w http.ResponseWriter, leg testbed.Leg) {
 		<-release
 		says(200, `{"choices":[{"text":"x"}]}`)(w, leg)
 	})
@@ -673,20 +606,20 @@ func TestReadTimeoutBeginsBehindTheQueue(t *testing.T) {
 
 // An engine that breaks its protocol with a 200 is ejected like a failing one.
 func TestBadPrefillAnswersOpenTheCircuit(t *testing.T) {
-	bad := &scripted{name: "p0", role: "prefill", serve: says(200, `{"error":{"message":"no"}}`)}
+	bad := &testbed.Engine{Name: "p0", Role: "prefill", Serve: says(200, `{"error":{"message":"no"}}`)}
 	f := startScripted(t, "trtllm", func(c *config.Config) {
 		c.Circuit.Failures, c.Circuit.OpenFor = 2, config.Duration(time.Hour)
 		c.Retry.Attempts, c.Retry.Budget = 2, 1
 		c.Policy.Place = "round_robin"
 	}, bad,
-		&scripted{name: "p1", role: "prefill", serve: says(200, `{"choices":[{"index":0,"text":"x","finish_reason":"stop"}]}`)},
-		&scripted{name: "d0", role: "decode", serve: says(200, `{}`)})
+		&testbed.Engine{Name: "p1", Role: "prefill", Serve: says(200, `{"choices":[{"index":0,"text":"x","finish_reason":"stop"}]}`)},
+		&testbed.Engine{Name: "d0", Role: "decode", Serve: says(200, `{}`)})
 	for range 8 {
 		if a := f.try(completionPath, plainCompletion(false)); a.status != 200 {
 			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 	}
-	if n := len(bad.seen(nil)); n != 2 {
+	if n := len(bad.Seen(nil)); n != 2 {
 		t.Errorf("got %d legs at the engine, want 2", n)
 	}
 }
@@ -698,8 +631,8 @@ func TestMetadataIsNoAbort(t *testing.T) {
 	e := both("e", streams(created, done))
 	f := startScripted(t, "none", nil, e)
 	a := f.try("/v1/responses", `{"model":"sim","input":"hi","stream":true,"metadata":{"finish_reason":"abort"}}`)
-	if a.status != 200 || a.body != created+done || len(e.seen(nil)) != 1 {
-		t.Fatalf("got status %d after %d legs: %s", a.status, len(e.seen(nil)), a.body)
+	if a.status != 200 || a.body != created+done || len(e.Seen(nil)) != 1 {
+		t.Fatalf("got status %d after %d legs: %s", a.status, len(e.Seen(nil)), a.body)
 	}
 	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="ok"`) == 1 })
 }
@@ -708,7 +641,7 @@ func TestMetadataIsNoAbort(t *testing.T) {
 // supports finds its engines.
 func TestRouteOfOneConnectorOfTwo(t *testing.T) {
 	e0 := both("e0", says(200, "{}"))
-	e0.spec = func(c *config.Engine) { c.Connector = "sglang" }
+	e0.Spec = func(c *config.Engine) { c.Connector = "sglang" }
 	e1 := both("e1", says(200, `{"output":[]}`))
 	f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Policy.Place = "round_robin" }, e0, e1)
 	for range 4 {
@@ -716,7 +649,7 @@ func TestRouteOfOneConnectorOfTwo(t *testing.T) {
 			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 	}
-	if n := len(e0.seen(nil)); n != 0 {
+	if n := len(e0.Seen(nil)); n != 0 {
 		t.Errorf("%d legs reached the engine that does not know the route", n)
 	}
 	if a := f.try("/inference/v1/generate", `{"model":"sim","token_ids":[1],"sampling_params":{}}`); a.status != 200 {
@@ -727,14 +660,14 @@ func TestRouteOfOneConnectorOfTwo(t *testing.T) {
 // A request that cannot be split goes whole to an engine that can serve it, and
 // never to the decode engine of another connector, which cannot.
 func TestUnsplitRequestMeetsItsOwnConnector(t *testing.T) {
-	engines := []*scripted{
-		{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)},
-		{name: "s0", role: "decode", serve: says(500, `{}`)},
-		{name: "d0", role: "decode", serve: says(200, `{"choices":[{"text":"x"}]}`)},
-		{name: "s1", role: "prefill", serve: says(500, `{}`)},
+	engines := []*testbed.Engine{
+		{Name: "p0", Role: "prefill", Serve: says(200, pinnedAnswer)},
+		{Name: "s0", Role: "decode", Serve: says(500, `{}`)},
+		{Name: "d0", Role: "decode", Serve: says(200, `{"choices":[{"text":"x"}]}`)},
+		{Name: "s1", Role: "prefill", Serve: says(500, `{}`)},
 	}
-	for _, s := range []*scripted{engines[1], engines[3]} {
-		s.spec = func(c *config.Engine) { c.Connector = "sglang" }
+	for _, s := range []*testbed.Engine{engines[1], engines[3]} {
+		s.Spec = func(c *config.Engine) { c.Connector = "sglang" }
 	}
 	f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Policy.Place = "round_robin" }, engines...)
 	served := 0
@@ -748,7 +681,7 @@ func TestUnsplitRequestMeetsItsOwnConnector(t *testing.T) {
 			t.Errorf("got status %d: %s", a.status, a.body)
 		}
 	}
-	if n := len(engines[1].seen(nil)) + len(engines[3].seen(nil)); n != 0 || served == 0 {
+	if n := len(engines[1].Seen(nil)) + len(engines[3].Seen(nil)); n != 0 || served == 0 {
 		t.Errorf("%d legs reached the other connector, %d requests were served", n, served)
 	}
 }
@@ -766,8 +699,8 @@ func TestErrorEventsOpenTheCircuit(t *testing.T) {
 	for range 8 {
 		broken += f.try(completionPath, plainCompletion(true)).errors
 	}
-	if len(bad.seen(nil)) != 2 || broken != 2 {
-		t.Errorf("got %d legs at the engine and %d broken streams, want 2", len(bad.seen(nil)), broken)
+	if len(bad.Seen(nil)) != 2 || broken != 2 {
+		t.Errorf("got %d legs at the engine and %d broken streams, want 2", len(bad.Seen(nil)), broken)
 	}
 	if f.metric("pdproxy_leg_errors_total", `engine="e0"`) != 2 || f.metric("pdproxy_broken_streams_total") != 2 {
 		t.Error("the failures are not counted")
@@ -777,12 +710,12 @@ func TestErrorEventsOpenTheCircuit(t *testing.T) {
 // An open stream holds no memory of its request.
 func TestOpenStreamsHoldNoRequest(t *testing.T) {
 	release := make(chan struct{})
-	p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)}
-	d := &scripted{name: "d0", role: "decode"}
-	d.serve = func(w http.ResponseWriter, _ scriptedLeg) {
-		streams(event("x"))(w, scriptedLeg{})
+	p := &testbed.Engine{Name: "p0", Role: "prefill", Serve: says(200, pinnedAnswer)}
+	d := &testbed.Engine{Name: "d0", Role: "decode"}
+	d.Serve = func(w http.ResponseWriter, _ testbed.Leg) {
+		streams(event("x"))(w, testbed.Leg{})
 		<-release
-		streams("data: [DONE]\n\n")(w, scriptedLeg{})
+		streams("data: [DONE]\n\n")(w, testbed.Leg{})
 	}
 	f := startScripted(t, "vllm-nixl", nil, p, d)
 	const count, size = 24, 1 << 20
@@ -802,10 +735,8 @@ func TestOpenStreamsHoldNoRequest(t *testing.T) {
 			t.Fatal(err)
 		}
 		open = append(open, resp)
-		for _, e := range []*scripted{p, d} { // they keep the requests that they receive
-			e.mu.Lock()
-			clear(e.legs)
-			e.mu.Unlock()
+		for _, e := range []*testbed.Engine{p, d} { // they keep the requests that they receive
+			e.Forget()
 		}
 	}
 	if grown := heap() - before; grown > count*size/4 {
@@ -829,11 +760,11 @@ func heap() int64 {
 // When decode cannot load the KV, either side may be the cause. The retry
 // avoids both engines.
 func TestRetryLeavesBothEnginesOfABrokenPair(t *testing.T) {
-	p0 := &scripted{name: "p0", role: "prefill", serve: says(200, strings.Replace(pinnedAnswer, `"remote_engine_id":"p"`, `"remote_engine_id":"broken"`, 1))}
-	p1 := &scripted{name: "p1", role: "prefill", serve: says(200, pinnedAnswer)}
-	decode := func(name string) *scripted {
-		return &scripted{name: name, role: "decode", serve: func(w http.ResponseWriter, leg scriptedLeg) {
-			if strings.Contains(leg.body, `"broken"`) {
+	p0 := &testbed.Engine{Name: "p0", Role: "prefill", Serve: says(200, strings.Replace(pinnedAnswer, `"remote_engine_id":"p"`, `"remote_engine_id":"broken"`, 1))}
+	p1 := &testbed.Engine{Name: "p1", Role: "prefill", Serve: says(200, pinnedAnswer)}
+	decode := func(name string) *testbed.Engine {
+		return &testbed.Engine{Name: name, Role: "decode", Serve: func(w http.ResponseWriter, leg testbed.Leg) {
+			if strings.Contains(leg.Text, `"broken"`) {
 				says(500, `{}`)(w, leg)
 				return
 			}
@@ -847,17 +778,17 @@ func TestRetryLeavesBothEnginesOfABrokenPair(t *testing.T) {
 			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
 	}
-	if len(p0.seen(nil)) == 0 {
+	if len(p0.Seen(nil)) == 0 {
 		t.Error("the broken engine got no request")
 	}
 }
 
 // Engines behind TLS and a path prefix get their legs and clean-ups there.
 func TestEnginesBehindTLSAndAPath(t *testing.T) {
-	p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer), tls: true, prefix: "/pre/fill"}
-	d := &scripted{name: "d0", role: "decode", tls: true, prefix: "/d"}
-	d.serve = func(w http.ResponseWriter, leg scriptedLeg) {
-		if strings.Contains(leg.body, "refuse") {
+	p := &testbed.Engine{Name: "p0", Role: "prefill", Serve: says(200, pinnedAnswer), TLS: true, Prefix: "/pre/fill"}
+	d := &testbed.Engine{Name: "d0", Role: "decode", TLS: true, Prefix: "/d"}
+	d.Serve = func(w http.ResponseWriter, leg testbed.Leg) {
+		if strings.Contains(leg.Text, "refuse") {
 			says(400, `{"no":true}`)(w, leg)
 			return
 		}
@@ -870,7 +801,7 @@ func TestEnginesBehindTLSAndAPath(t *testing.T) {
 	if a := f.try(completionPath, strings.Replace(plainCompletion(true), `"hi"`, `"refuse"`, 1)); a.status != 400 {
 		t.Errorf("got status %d: %s", a.status, a.body)
 	}
-	f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
+	f.eventually("the clean-up is sent", func() bool { return len(d.Seen(isCleanup)) == 1 })
 }
 
 // A connection without a request does not make a drain unclean.

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -81,9 +81,9 @@ func TestPlacementKeepsTheID(t *testing.T) {
 			Ctx    uint64 `json:"ctx_request_id"`
 		} `json:"disaggregated_params"`
 	}
-	prefill := &scripted{name: "p0", role: "prefill", serve: func(w http.ResponseWriter, l scriptedLeg) {
+	prefill := &testbed.Engine{Name: "p0", Role: "prefill", Serve: func(w http.ResponseWriter, l testbed.Leg) {
 		var p params
-		if err := json.Unmarshal([]byte(l.body), &p); err != nil {
+		if err := json.Unmarshal([]byte(l.Text), &p); err != nil {
 			t.Error(err)
 		}
 		mu.Lock()
@@ -96,9 +96,9 @@ func TestPlacementKeepsTheID(t *testing.T) {
 		mu.Unlock()
 		fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"message":{"content":"x"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":%d,"disagg_request_id":%[1]d}}]}`, id)
 	}}
-	decode := &scripted{name: "d1", role: "decode", serve: func(w http.ResponseWriter, l scriptedLeg) {
+	decode := &testbed.Engine{Name: "d1", Role: "decode", Serve: func(w http.ResponseWriter, l testbed.Leg) {
 		var p params
-		if err := json.Unmarshal([]byte(l.body), &p); err != nil {
+		if err := json.Unmarshal([]byte(l.Text), &p); err != nil {
 			t.Error(err)
 		}
 		mu.Lock()
@@ -108,20 +108,12 @@ func TestPlacementKeepsTheID(t *testing.T) {
 		mu.Unlock()
 		io.WriteString(w, `{"choices":[{"message":{"content":"whole"}}]}`)
 	}}
-	away := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/v1/models" {
-			io.WriteString(w, `{"data":[{"id":"sim"}]}`)
-		} else if r.URL.Path != "/health" {
-			http.NotFound(w, r)
-		}
-	}))
-	defer away.Close()
-	gone := &scripted{name: "d0", role: "decode", spec: func(e *config.Engine) { e.URL = away.URL }}
+	gone := &testbed.Engine{Name: "d0", Role: "decode"}
 	f := startScripted(t, enginesim.ConnectorTRTLLM, func(c *config.Config) {
 		c.Policy.Place = "round_robin"
 		c.Health.Interval = config.Duration(time.Hour) // so that the end of one decode engine stays unnoticed
 	}, prefill, gone, decode)
-	away.Close()
+	gone.Close()
 	const requests = 4
 	for range requests {
 		if a := f.try(chatPath, chat("hello", 5, false)); a.status != 200 || a.text != "whole" {
@@ -130,7 +122,7 @@ func TestPlacementKeepsTheID(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if n := len(prefill.seen(nil)); n != requests || len(asked) != requests {
+	if n := len(prefill.Seen(nil)); n != requests || len(asked) != requests {
 		t.Errorf("%d prompts were computed under %d ids for %d requests", n, len(asked), requests)
 	}
 	if n := f.metric("pdproxy_retries_total", `phase="decode"`); n == 0 {

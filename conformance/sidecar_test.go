@@ -391,8 +391,8 @@ func TestSidecarHeadersAreIgnored(t *testing.T) {
 // whether or not they are used, also for a trusted client.
 func TestSidecarLinesReachNoEngine(t *testing.T) {
 	for _, callers := range [][]string{nil, {"10.0.0.1"}} {
-		local := &scripted{name: "d0", role: "decode", serve: says(200, `{"choices":[{"text":"ok"}]}`)}
-		remote := &scripted{name: "p0", role: "prefill", serve: says(200, `{"choices":[{"text":""}]}`)}
+		local := &testbed.Engine{Name: "d0", Role: "decode", Serve: says(200, `{"choices":[{"text":"ok"}]}`)}
+		remote := &testbed.Engine{Name: "p0", Role: "prefill", Serve: says(200, `{"choices":[{"text":""}]}`)}
 		f := startScripted(t, enginesim.ConnectorVLLMNixl, func(c *config.Config) {
 			c.Sidecar.Local, c.Sidecar.PolicyHeader, c.Sidecar.ProfileHeader = c.Engines[0].URL, "x-coordination", "EPP-Profile"
 			c.Sidecar.Header, c.Sidecar.Callers, c.Server.TrustPDFields = "x-remote", callers, true
@@ -403,7 +403,7 @@ func TestSidecarLinesReachNoEngine(t *testing.T) {
 		if a.status != 200 {
 			t.Fatalf("got status %d: %s", a.status, a.body)
 		}
-		for _, leg := range append(local.seen(nil), remote.seen(nil)...) {
+		for _, leg := range append(local.Seen(nil), remote.Seen(nil)...) {
 			for _, name := range []string{"X-Remote", "X-Coordination", "Epp-Profile"} {
 				if _, there := leg.Header[http.CanonicalHeaderKey(name)]; there {
 					t.Errorf("%s reached an engine", name)
@@ -413,7 +413,7 @@ func TestSidecarLinesReachNoEngine(t *testing.T) {
 				t.Error("an unrelated header line did not reach an engine")
 			}
 		}
-		if n := len(remote.seen(nil)); (callers == nil) != (n == 1) {
+		if n := len(remote.Seen(nil)); (callers == nil) != (n == 1) {
 			t.Errorf("callers %v: the remote engine saw %d legs", callers, n)
 		}
 	}
@@ -531,16 +531,16 @@ func TestSidecarCallsTheEncodersThatAreNamed(t *testing.T) {
 // TestSidecarProfileIsSentOnce: a failed decode may have read the blocks of its
 // parameters, so it is not retried.
 func TestSidecarProfileIsSentOnce(t *testing.T) {
-	local := &scripted{name: "d0", role: "decode", serve: says(500, `{"error":"x"}`)}
+	local := &testbed.Engine{Name: "d0", Role: "decode", Serve: says(500, `{"error":"x"}`)}
 	f := startScripted(t, enginesim.ConnectorVLLMNixl, func(c *config.Config) {
 		c.Sidecar.Local, c.Sidecar.ProfileHeader = c.Engines[0].URL, "EPP-Profile"
 	}, local)
 	for profile, tries := range map[string]int{"decode": 1, "": 3} {
-		before := len(local.seen(nil))
+		before := len(local.Seen(nil))
 		if a := f.post(context.Background(), f.url, completionPath, plainCompletion(false), "EPP-Profile", profile); a.status != 502 {
 			t.Errorf("got status %d: %s", a.status, a.body)
 		}
-		if n := len(local.seen(nil)) - before; n != tries {
+		if n := len(local.Seen(nil)) - before; n != tries {
 			t.Errorf("profile %q: %d tries, want %d", profile, n, tries)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/journal"
@@ -20,7 +21,7 @@ func TestGenerationIsSentFirst(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
 			asked, served := make(chan struct{}), make(chan struct{})
-			params := func(l scriptedLeg) (p struct {
+			params := func(l testbed.Leg) (p struct {
 				Kind     string `json:"request_type"`
 				Disagg   uint64 `json:"disagg_request_id"`
 				Ctx      uint64 `json:"ctx_request_id"`
@@ -30,14 +31,14 @@ func TestGenerationIsSentFirst(t *testing.T) {
 				var body struct {
 					P json.RawMessage `json:"disaggregated_params"`
 				}
-				if json.Unmarshal([]byte(l.body), &body) != nil || json.Unmarshal(body.P, &p) != nil {
-					t.Errorf("the leg's body is %s", l.body)
+				if json.Unmarshal([]byte(l.Text), &body) != nil || json.Unmarshal(body.P, &p) != nil {
+					t.Errorf("the leg's body is %s", l.Text)
 				}
 				return p
 			}
-			prefill := &scripted{name: "p0", role: "prefill", info: `{"disaggregated_params":{"ctx_dp_rank":null,"ctx_info_endpoint":["tcp://10.0.0.5:4711"]},"tokens_per_block":32}`,
-				spec: func(e *config.Engine) { e.KVHosts = "10.0.0.5" },
-				serve: func(w http.ResponseWriter, l scriptedLeg) {
+			prefill := &testbed.Engine{Name: "p0", Role: "prefill", Info: `{"disaggregated_params":{"ctx_dp_rank":null,"ctx_info_endpoint":["tcp://10.0.0.5:4711"]},"tokens_per_block":32}`,
+				Spec: func(e *config.Engine) { e.KVHosts = "10.0.0.5" },
+				Serve: func(w http.ResponseWriter, l testbed.Leg) {
 					select {
 					case <-asked:
 					case <-l.Context().Done():
@@ -50,7 +51,7 @@ func TestGenerationIsSentFirst(t *testing.T) {
 					fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"message":{"content":"x"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":%d,"disagg_request_id":%[1]d}}]}`, p.Disagg)
 					close(served)
 				}}
-			decode := &scripted{name: "d0", role: "decode", serve: func(w http.ResponseWriter, l scriptedLeg) {
+			decode := &testbed.Engine{Name: "d0", Role: "decode", Serve: func(w http.ResponseWriter, l testbed.Leg) {
 				close(asked)
 				p := params(l)
 				if p.Kind != "generation_only" || p.Style != 1 || p.Endpoint != "tcp://10.0.0.5:4711" || p.Disagg == 0 || p.Ctx != p.Disagg {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -182,13 +183,13 @@ delete: say gone
 		n := n.with(t)
 		before := side.count()
 		side.script(nil)
-		n.engine.script(func(w http.ResponseWriter, r *http.Request, _ string) {
+		n.engine.Script(func(w http.ResponseWriter, r testbed.Leg) {
 			n.eventually("the call came", func() bool { return side.count() > before })
 			w.Header().Set("Content-Type", "application/json")
 			io.WriteString(w, engineAnswer)
 		})
 		n.fine(n.post("tick"))
-		n.engine.script(nil)
+		n.engine.Script(answers)
 		if c := side.last(); c.path != "/from-tick" {
 			t.Errorf("the upstream got %+v", c)
 		}

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -67,12 +68,12 @@ response_headers: call proxy_add_header_map_value 2 "x-c" "1"
 			if r.status != 200 || r.body != engineAnswer+"cba" || !slices.Equal(r.header["X-Order"], []string{"c", "b", "a"}) {
 				t.Errorf("got %d %q %v", r.status, r.body, r.header["X-Order"])
 			}
-			e, _ := n.engine.last()
-			if !slices.Equal(e.header["X-Order"], []string{"a", "b", "c"}) {
-				t.Errorf("the engine got %v", e.header["X-Order"])
+			e := n.last()
+			if !slices.Equal(e.Header["X-Order"], []string{"a", "b", "c"}) {
+				t.Errorf("the engine got %v", e.Header["X-Order"])
 			}
-			if tail, ok := strings.CutPrefix(e.body, unary); !ok || tail != " \t\n" && tail != "" {
-				t.Errorf("the engine got %q", e.body)
+			if tail, ok := strings.CutPrefix(e.Text, unary); !ok || tail != " \t\n" && tail != "" {
+				t.Errorf("the engine got %q", e.Text)
 			}
 		})
 	}
@@ -107,7 +108,7 @@ func TestManyStreams(t *testing.T) {
 	}})
 	var waiting atomic.Int64
 	release := make(chan struct{})
-	n.engine.script(func(w http.ResponseWriter, r *http.Request, _ string) {
+	n.engine.Script(func(w http.ResponseWriter, r testbed.Leg) {
 		if r.Header.Get("X-Script") != "many" {
 			io.WriteString(w, engineAnswer)
 			return
@@ -170,7 +171,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	file := writeModule(t, newModule())
 	replaceFile(t, file, versioned("v0"))
 	n := start(t, options{plugins: []config.Plugin{filter("f", file, "")}})
-	n.engine.script(func(w http.ResponseWriter, r *http.Request, _ string) {
+	n.engine.Script(func(w http.ResponseWriter, r testbed.Leg) {
 		w.Header().Set("X-Asked", strings.Join(r.Header["X-Version"], ","))
 		events(w, 3, func(int) { runtime.Gosched() })
 	})

@@ -8,55 +8,30 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // engineAnswer is the scripted engine's answer to a request without a stream.
 const engineAnswer = `{"id":"c1","object":"text_completion","model":"sim","choices":[{"index":0,"text":"well met","finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4}}`
 
-// engine is an engine whose answers the test writes, if needed byte by byte. It
-// records its requests.
-type engine struct {
-	*httptest.Server
-	mu     sync.Mutex
-	seen   []seen
-	answer func(w http.ResponseWriter, r *http.Request, body string) // nil: engineAnswer
-}
-
-// seen is one received request.
-type seen struct {
-	method, path string
-	header       http.Header
-	body         string
-}
-
-func startEngine(t *testing.T) *engine {
-	t.Helper()
-	e := &engine{}
-	e.Server = httptest.NewServer(http.HandlerFunc(e.serve))
-	return e
-}
-
-func (e *engine) serve(w http.ResponseWriter, r *http.Request) {
-	data, _ := io.ReadAll(r.Body)
-	if r.Method == http.MethodGet {
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprint(w, `{"object":"list","data":[{"id":"sim","object":"model"}]}`)
-		return
-	}
-	e.mu.Lock()
-	e.seen = append(e.seen, seen{r.Method, r.URL.RequestURI(), r.Header.Clone(), string(data)})
-	answer := e.answer
-	e.mu.Unlock()
-	if answer != nil {
-		answer(w, r, string(data))
-		return
-	}
-	if strings.Contains(string(data), `"stream":true`) {
+// answers is the scripted engine's usual answer to a leg.
+func answers(w http.ResponseWriter, leg testbed.Leg) {
+	if strings.Contains(leg.Text, `"stream":true`) {
 		events(w, 3, func(int) {})
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	io.WriteString(w, engineAnswer)
+}
+
+// last returns the last leg of the engine; without one, an empty leg.
+func (n *node) last() testbed.Leg {
+	legs := n.engine.Seen(nil)
+	if len(legs) == 0 {
+		return testbed.Leg{Request: &http.Request{}}
+	}
+	return legs[len(legs)-1]
 }
 
 // events writes n events and the end of a stream. It calls wait before each event.
@@ -78,28 +53,11 @@ func event(i int) string {
 	return fmt.Sprintf("data: {\"id\":\"c1\",\"object\":\"text_completion\",\"model\":\"sim\",\"choices\":[{\"index\":0,\"text\":\"w%d\",\"finish_reason\":null}]}\n\n", i)
 }
 
-// script sets the engine's answers.
-func (e *engine) script(answer func(w http.ResponseWriter, r *http.Request, body string)) {
-	e.mu.Lock()
-	e.answer = answer
-	e.mu.Unlock()
-}
-
-// last returns the last received request; ok is false before the first.
-func (e *engine) last() (s seen, ok bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if len(e.seen) == 0 {
-		return seen{}, false
-	}
-	return e.seen[len(e.seen)-1], true
-}
-
-// count returns the number of received requests.
-func (e *engine) count() int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return len(e.seen)
+// seen is one request that a side received.
+type seen struct {
+	method, path string
+	header       http.Header
+	body         string
 }
 
 // side is an upstream that filters call.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -114,7 +115,7 @@ func TestCrashBudget(t *testing.T) {
 				r := n.post("main")
 				if mode == "open" {
 					n.fine(r)
-					if e, _ := n.engine.last(); e.header.Get("X-Seen") != "" {
+					if e := n.last(); e.Header.Get("X-Seen") != "" {
 						t.Error("the parked filter ran")
 					}
 				} else if r.status != http.StatusServiceUnavailable {
@@ -128,7 +129,7 @@ func TestCrashBudget(t *testing.T) {
 				t.Fatalf("reload: %d %s", status, body)
 			}
 			n.fine(n.post("main"))
-			if e, _ := n.engine.last(); e.header.Get("X-Seen") != "1" {
+			if e := n.last(); e.Header.Get("X-Seen") != "1" {
 				t.Error("the filter is not back")
 			}
 		})
@@ -162,7 +163,7 @@ func TestRunaways(t *testing.T) {
 				n := start(t, options{plugins: []config.Plugin{p}})
 				// Streams are open on every instance when the guest fails.
 				release := make(chan struct{})
-				n.engine.script(func(w http.ResponseWriter, r *http.Request, _ string) {
+				n.engine.Script(func(w http.ResponseWriter, r testbed.Leg) {
 					if r.Header.Get("X-Script") != "held" {
 						w.Header().Set("Content-Type", "application/json")
 						io.WriteString(w, engineAnswer)

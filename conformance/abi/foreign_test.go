@@ -75,13 +75,13 @@ func TestOfficialGoSDK(t *testing.T) {
 	for _, client := range []string{"plain", "postpone", "call"} {
 		n.fine(n.post(client))
 	}
-	e, _ := n.engine.last()
-	if got := e.header.Get("X-Side"); !strings.HasSuffix(got, " from the side") {
+	e := n.last()
+	if got := e.Header.Get("X-Side"); !strings.HasSuffix(got, " from the side") {
 		t.Errorf("the callout's answer: %q", got)
 	}
 	n.fine(n.post("plain"))
-	if e, _ = n.engine.last(); e.header.Get("X-Sdk-Path") != "/v1/completions" {
-		t.Errorf("the property: %v", e.header)
+	if e = n.last(); e.Header.Get("X-Sdk-Path") != "/v1/completions" {
+		t.Errorf("the property: %v", e.Header)
 	}
 	if r := n.post("reply"); r.status != 418 || r.body != "good day" || r.header.Get("X-By") != "sdk" {
 		t.Errorf("got %d %q", r.status, r.body)

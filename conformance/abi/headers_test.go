@@ -86,9 +86,9 @@ delete: say gone
 		if size := with(said, "request_headers proxy_get_header_map_size=0 "); len(size) != 1 || size[0] == "0" {
 			t.Errorf("the size is %v", size)
 		}
-		e, _ := n.engine.last()
-		if e.header.Get("X-One") != "1" || !slices.Equal(e.header["X-Two"], []string{"a", "b"}) || e.header.Get("X-Script") != "" {
-			t.Errorf("the engine got %v", e.header)
+		e := n.last()
+		if e.Header.Get("X-One") != "1" || !slices.Equal(e.Header["X-Two"], []string{"a", "b"}) || e.Header.Get("X-Script") != "" {
+			t.Errorf("the engine got %v", e.Header)
 		}
 	})
 	t.Run("none", func(t *testing.T) {
@@ -98,8 +98,8 @@ delete: say gone
 	t.Run("many", func(t *testing.T) {
 		n.fine(n.post("many"))
 		has(t, n.deleted("many"), `request_headers proxy_get_header_map_value=0 "1023"`)
-		if e, _ := n.engine.last(); e.header.Get("X-Ok") != "1" {
-			t.Errorf("the engine got %v", e.header)
+		if e := n.last(); e.Header.Get("X-Ok") != "1" {
+			t.Errorf("the engine got %v", e.Header)
 		}
 	})
 	t.Run("bad", func(t *testing.T) {
@@ -164,9 +164,9 @@ delete: say gone
 			r.header.Get("X-Late") != "" || r.header.Get("X-Later") != "" {
 			t.Errorf("got %d %v %s", r.status, r.header, r.body)
 		}
-		e, _ := n.engine.last()
-		if !slices.Equal(e.header["X-Add"], []string{"1", "2"}) || !slices.Equal(e.header["X-Client"], []string{"new"}) || e.header.Get("X-Fresh") != "f" || e.header.Get("X-Gone") != "" {
-			t.Errorf("the engine got %v", e.header)
+		e := n.last()
+		if !slices.Equal(e.Header["X-Add"], []string{"1", "2"}) || !slices.Equal(e.Header["X-Client"], []string{"new"}) || e.Header.Get("X-Fresh") != "f" || e.Header.Get("X-Gone") != "" {
+			t.Errorf("the engine got %v", e.Header)
 		}
 		has(t, n.deleted("edit"),
 			`request_headers proxy_get_header_map_value=0 "1"`,
@@ -188,9 +188,9 @@ delete: say gone
 	})
 	t.Run("nothing is smuggled", func(t *testing.T) {
 		r := n.post("newline")
-		e, _ := n.engine.last()
-		if r.status != 200 || r.header.Get("X-Smuggled") != "" || e.header.Get("X-Smuggled") != "" {
-			t.Errorf("got %d %v, the engine %v", r.status, r.header, e.header)
+		e := n.last()
+		if r.status != 200 || r.header.Get("X-Smuggled") != "" || e.Header.Get("X-Smuggled") != "" {
+			t.Errorf("got %d %v, the engine %v", r.status, r.header, e.Header)
 		}
 	})
 	t.Run("no status", func(t *testing.T) {
@@ -203,8 +203,8 @@ delete: say gone
 		if r := n.send(n.client, "path", body); r.status != 200 {
 			t.Errorf("got %d %s", r.status, r.body)
 		}
-		if e, _ := n.engine.last(); !strings.HasPrefix(e.path, "/v1/chat/completions") {
-			t.Errorf("path of the engine's request = %s", e.path)
+		if e := n.last(); !strings.HasPrefix(e.URL.Path, "/v1/chat/completions") {
+			t.Errorf("path of the engine's request = %s", e.URL.Path)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -89,12 +90,12 @@ func TestLegPolicy(t *testing.T) {
 			body := strings.Replace(unary, "{", `{"user":"someone",`, 1)
 			for range 3 {
 				n.fine(n.send(n.client, "", body, "X-Client", "1"))
-				e, _ := n.engine.last()
-				edited := e.header.Get("X-Policy") == "set" && len(e.header["X-More"]) == 2 && e.header.Get("X-Client") == "" &&
-					strings.Contains(e.body, `"priority":7`) && !strings.Contains(e.body, "someone")
-				untouched := e.header.Get("X-Policy") == "" && e.header.Get("X-More") == "" && e.header.Get("X-Client") == "1" && e.body == body
+				e := n.last()
+				edited := e.Header.Get("X-Policy") == "set" && len(e.Header["X-More"]) == 2 && e.Header.Get("X-Client") == "" &&
+					strings.Contains(e.Text, `"priority":7`) && !strings.Contains(e.Text, "someone")
+				untouched := e.Header.Get("X-Policy") == "" && e.Header.Get("X-More") == "" && e.Header.Get("X-Client") == "1" && e.Text == body
 				if tt.edits && !edited || !tt.edits && !untouched {
-					t.Errorf("the engine got %v %s", e.header, e.body)
+					t.Errorf("the engine got %v %s", e.Header, e.Text)
 				}
 			}
 			if got := fallbacks() - before; tt.falls && got < 3 || !tt.falls && got != 0 {
@@ -116,7 +117,7 @@ func TestLegPolicy(t *testing.T) {
 			n := n.with(t)
 			load(t, legs(`i64 0`, tt.failed))
 			var attempts atomic.Int64
-			n.engine.script(func(w http.ResponseWriter, _ *http.Request, _ string) {
+			n.engine.Script(func(w http.ResponseWriter, _ testbed.Leg) {
 				w.Header().Set("Content-Type", "application/json")
 				if attempts.Add(1) == 1 {
 					w.WriteHeader(500)
@@ -126,7 +127,7 @@ func TestLegPolicy(t *testing.T) {
 				io.WriteString(w, engineAnswer)
 			})
 			r := n.post("")
-			n.engine.script(nil)
+			n.engine.Script(answers)
 			if attempts.Load() != tt.attempts || tt.attempts > 1 && r.status != 200 || tt.attempts == 1 && r.status < 500 {
 				t.Errorf("%d attempts, got %d %s", attempts.Load(), r.status, r.body)
 			}
@@ -158,7 +159,7 @@ func TestFinishPolicy(t *testing.T) {
 		t.Errorf("got %d", r.status)
 	}
 	held := make(chan struct{}, 1)
-	n.engine.script(func(w http.ResponseWriter, r *http.Request, _ string) { held <- struct{}{}; <-r.Context().Done() })
+	n.engine.Script(func(w http.ResponseWriter, r testbed.Leg) { held <- struct{}{}; <-r.Context().Done() })
 	ctx, leave := context.WithCancel(context.Background())
 	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, n.url+"/v1/completions", strings.NewReader(unary))
 	done := make(chan struct{})
@@ -166,7 +167,7 @@ func TestFinishPolicy(t *testing.T) {
 	<-held
 	leave()
 	<-done
-	n.engine.script(nil)
+	n.engine.Script(answers)
 	n.eventually("each exchange was finished once", func() bool { return finished() >= 11 })
 	for range 5 {
 		n.fine(n.post(""))

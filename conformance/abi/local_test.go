@@ -84,12 +84,12 @@ delete: say gone
 			n := n.with(t)
 			for _, client := range []*http.Client{n.client, h2Client()} {
 				client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-				before := n.engine.count()
+				before := len(n.engine.Seen(nil))
 				r := n.send(client, tt.section, unary)
 				if r.err != nil || r.status != tt.status || r.body != tt.body || tt.header != "" && r.header.Get(tt.header) == "" {
 					t.Errorf("got %d %v %q %v", r.status, r.err, r.body, r.header)
 				}
-				if got := n.engine.count() - before; got != tt.engine {
+				if got := len(n.engine.Seen(nil)) - before; got != tt.engine {
 					t.Errorf("the engine got %d requests", got)
 				}
 				client.CloseIdleConnections()

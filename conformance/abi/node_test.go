@@ -110,7 +110,7 @@ func scripted(t *testing.T, name, script string) config.Plugin {
 type node struct {
 	t      *testing.T
 	node   *pdnode.Node
-	engine *engine             // nil in a fleet
+	engine *testbed.Engine     // nil in a fleet
 	sims   []*enginesim.Engine // of a fleet
 	url    string
 	book   *logBook
@@ -146,8 +146,9 @@ func baseConfig(engineURL string) config.Config {
 func start(t *testing.T, o options) *node {
 	t.Helper()
 	n := &node{t: t, book: &logBook{}, done: make(chan error, 1), before: runtime.NumGoroutine()}
-	n.engine = startEngine(t)
-	n.cfg = baseConfig(n.engine.URL)
+	n.engine = &testbed.Engine{Serve: answers}
+	n.engine.Start()
+	n.cfg = baseConfig(n.engine.URL())
 	n.cfg.Plugins = o.plugins
 	if o.config != nil {
 		o.config(&n.cfg)

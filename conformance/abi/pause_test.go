@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -160,7 +161,7 @@ delete: say gone
 				}
 				req, _ := http.NewRequestWithContext(ctx, http.MethodPost, n.url+"/v1/completions", strings.NewReader(strings.Replace(unary, "{", `{"stream":true,`, 1)))
 				req.Header.Set("X-Script", section)
-				n.engine.script(func(w http.ResponseWriter, r *http.Request, _ string) {
+				n.engine.Script(func(w http.ResponseWriter, r testbed.Leg) {
 					events(w, 2, func(i int) {
 						if i > 0 {
 							<-r.Context().Done() // until the proxy cancels the request
@@ -226,7 +227,7 @@ delete: say gone
 			// The test sends each part of the request when the guest has seen
 			// the previous one. The same holds for each event of the answer.
 			sizes := func(callback string) []string { return with(n.book.said(section), callback+" size ") }
-			n.engine.script(func(w http.ResponseWriter, _ *http.Request, _ string) {
+			n.engine.Script(func(w http.ResponseWriter, _ testbed.Leg) {
 				events(w, 3, func(i int) {
 					n.logged("the guest has seen event "+strconv.Itoa(i), func() bool { return len(sizes("response_body")) >= i })
 				})
@@ -274,7 +275,7 @@ delete: say gone
 	for _, protocol := range []string{"h1", "h2"} {
 		t.Run("trailers "+protocol, func(t *testing.T) {
 			n := n.with(t)
-			n.engine.script(nil)
+			n.engine.Script(answers)
 			client := n.client
 			if protocol == "h2" {
 				client = h2Client()
@@ -336,7 +337,7 @@ delete: say gone
 		}
 		n.deleted(section)
 	}
-	if c := n.engine.count(); c != 0 {
+	if c := len(n.engine.Seen(nil)); c != 0 {
 		t.Errorf("the engine got %d requests", c)
 	}
 	n.fine(n.post("main"))
@@ -409,9 +410,9 @@ delete: say gone
 				if l := r.header.Get("Content-Length"); l != "" && l != strconv.Itoa(len(tt.got)) {
 					t.Errorf("content-length %s for %d bytes", l, len(tt.got))
 				}
-				e, _ := n.engine.last()
-				if strings.TrimSpace(e.body) != tt.sent {
-					t.Errorf("the engine got %q", e.body)
+				e := n.last()
+				if strings.TrimSpace(e.Text) != tt.sent {
+					t.Errorf("the engine got %q", e.Text)
 				}
 				for _, s := range n.deleted(tt.section) {
 					if strings.Contains(s, "proxy_set_buffer_bytes=") && !strings.HasSuffix(s, "=0") {
@@ -457,7 +458,7 @@ func TestEventsAreNotHeldBack(t *testing.T) {
 			// one. The head may wait for the first event.
 			seen := make(chan struct{}, 1)
 			seen <- struct{}{}
-			n.engine.script(func(w http.ResponseWriter, r *http.Request, _ string) {
+			n.engine.Script(func(w http.ResponseWriter, r testbed.Leg) {
 				events(w, 20, func(int) {
 					select {
 					case <-seen:

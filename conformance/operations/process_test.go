@@ -51,7 +51,7 @@ func runTests(m *testing.M) int {
 // process is a running program.
 type process struct {
 	cmd  *exec.Cmd
-	out  lockedBuffer
+	out  bytes.Buffer // complete when done is closed
 	done chan struct{}
 }
 
@@ -102,23 +102,6 @@ func (p *process) signal(t *testing.T, s syscall.Signal) {
 	if err := p.cmd.Process.Signal(s); err != nil {
 		t.Fatal(err)
 	}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // given are the addresses that freeAddr has returned.

@@ -73,7 +73,12 @@ func start(t testing.TB, wasm []byte, w *world) *guest {
 // startWith is start with other options.
 func startWith(t testing.TB, wasm []byte, w *world, opts host.LoadOptions) *guest {
 	t.Helper()
-	ctx := context.Background()
+	return startIn(t, context.Background(), wasm, w, opts)
+}
+
+// startIn is startWith in a context, which may have listeners of the Wasm engine.
+func startIn(t testing.TB, ctx context.Context, wasm []byte, w *world, opts host.LoadOptions) *guest {
+	t.Helper()
 	cache, err := host.NewCache(cacheRoot)
 	if err != nil {
 		t.Fatal(err)

@@ -274,10 +274,10 @@ func TestSpread(t *testing.T) {
 	for n := range 200 {
 		times = append(times, float64(200-n))
 	}
-	if got, want := spread(times), (Spread{Mean: 100.5, P50: 100, P90: 180, P95: 190, P99: 198, Max: 200}); got.P50 != want.P50 || got.P90 != want.P90 || got.P95 != want.P95 || got.P99 != want.P99 || got.Max != want.Max || got.Mean < 100.49 || got.Mean > 100.51 {
+	if got, want := NewSpread(times), (Spread{Mean: 100.5, P50: 100, P90: 180, P95: 190, P99: 198, Max: 200}); got.P50 != want.P50 || got.P90 != want.P90 || got.P95 != want.P95 || got.P99 != want.P99 || got.Max != want.Max || got.Mean < 100.49 || got.Mean > 100.51 {
 		t.Errorf("got %+v", got)
 	}
-	if spread(nil) != (Spread{}) {
+	if NewSpread(nil) != (Spread{}) {
 		t.Error("of nothing")
 	}
 }

@@ -3,9 +3,10 @@ package loadgen
 import (
 	"cmp"
 	"encoding/json"
-	"math"
 	"slices"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/plot"
 )
 
 // Result holds the measurements of a run. Times are those of complete answers only, in
@@ -102,7 +103,7 @@ func summarize(c *Config, samples []Sample, skipped int, took time.Duration) *Re
 		}
 	}
 	for i, to := range []*Spread{&r.TTFT, &r.TPOT, &r.ITL, &r.Total, &r.TTFTSent, &r.TotalSent, &r.Late} {
-		*to = spread(v[i])
+		*to = NewSpread(v[i])
 	}
 	if r.Seconds > 0 {
 		r.Throughput = float64(r.Requests-r.Failed) / r.Seconds
@@ -128,14 +129,14 @@ func (r *Result) judge(limits Limits) {
 	}
 }
 
-// spread sorts times and computes their percentiles: the p-th is the smallest
-// time that is at least as large as p percent of them.
-func spread(ms []float64) (s Spread) {
+// NewSpread sorts times in milliseconds and returns their distribution: the p-th percentile is the
+// smallest time that is at least as large as p percent of them.
+func NewSpread(ms []float64) (s Spread) {
 	if len(ms) == 0 {
 		return s
 	}
 	slices.Sort(ms)
-	at := func(p float64) float64 { return ms[max(0, int(math.Ceil(p*float64(len(ms))))-1)] }
+	at := func(p float64) float64 { return plot.Quantile(ms, p) }
 	for _, v := range ms {
 		s.Mean += v / float64(len(ms))
 	}

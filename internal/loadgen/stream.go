@@ -77,40 +77,49 @@ const maxLine = 1 << 20
 func (a *answer) read(body io.Reader) error {
 	var last time.Time
 	written := 0
+	err := ReadEvents(body, make([]byte, 0, 16<<10), func(data []byte) (end bool, err error) {
+		now := time.Now()
+		var e event
+		if err := json.Unmarshal(data, &e); err != nil || e.failed() {
+			return false, errInStream
+		}
+		a.count(&e)
+		if e.written() {
+			if written++; written == 1 {
+				a.first = now.Sub(a.began)
+			} else {
+				a.gaps = append(a.gaps, millis(now.Sub(last)))
+			}
+			last = now
+			if a.keep {
+				a.text.WriteString(e.said())
+			}
+		}
+		return e.Type == "response.completed" || e.Type == "response.incomplete", nil
+	})
+	if err == nil && a.completion == 0 {
+		a.completion = written
+	}
+	return err
+}
+
+// ReadEvents calls each with the data of each event of a stream, up to [DONE] or to the event for
+// which each returns end. A stream that ends before is an error. buffer is a buffer for the lines,
+// and its contents are lost; longer lines get a new one. ReadEvents may have read more of the body
+// than these events.
+func ReadEvents(body io.Reader, buffer []byte, each func(data []byte) (end bool, err error)) error {
 	lines := bufio.NewScanner(body)
-	lines.Buffer(make([]byte, 0, 16<<10), maxLine)
+	lines.Buffer(buffer, maxLine)
 	for lines.Scan() {
 		data, isData := bytes.CutPrefix(lines.Bytes(), []byte("data:"))
 		if !isData {
 			continue
 		}
-		now := time.Now()
-		data = bytes.TrimSpace(data)
-		end := string(data) == "[DONE]"
-		if !end {
-			var e event
-			if err := json.Unmarshal(data, &e); err != nil || e.failed() {
-				return errInStream
-			}
-			a.count(&e)
-			if e.written() {
-				if written++; written == 1 {
-					a.first = now.Sub(a.began)
-				} else {
-					a.gaps = append(a.gaps, millis(now.Sub(last)))
-				}
-				last = now
-				if a.keep {
-					a.text.WriteString(e.said())
-				}
-			}
-			end = e.Type == "response.completed" || e.Type == "response.incomplete"
-		}
-		if end {
-			if a.completion == 0 {
-				a.completion = written
-			}
+		if data = bytes.TrimSpace(data); string(data) == "[DONE]" {
 			return nil
+		}
+		if end, err := each(data); end || err != nil {
+			return err
 		}
 	}
 	if err := lines.Err(); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {

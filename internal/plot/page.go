@@ -1,6 +1,7 @@
 package plot
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"html/template"
@@ -74,7 +75,7 @@ func Shares(label, xLabel string, curves []Curve, limit float64) template.HTML {
 	least, most := math.Inf(1), 0.0
 	for _, c := range curves {
 		if len(c.Sorted) > 0 {
-			least, most = min(least, at(c.Sorted, .01)), max(most, c.Sorted[len(c.Sorted)-1])
+			least, most = min(least, Quantile(c.Sorted, .01)), max(most, c.Sorted[len(c.Sorted)-1])
 		}
 	}
 	if math.IsInf(least, 1) {
@@ -91,7 +92,7 @@ func Shares(label, xLabel string, curves []Curve, limit float64) template.HTML {
 		var line [][2]float64
 		for n := 1; n <= points && len(c.Sorted) > 0; n++ {
 			q := float64(n) / points
-			line = append(line, [2]float64{at(c.Sorted, q), q})
+			line = append(line, [2]float64{Quantile(c.Sorted, q), q})
 		}
 		if line != nil {
 			p.Line(Color(i), c.Name, line)
@@ -100,8 +101,9 @@ func Shares(label, xLabel string, curves []Curve, limit float64) template.HTML {
 	return p.HTML()
 }
 
-// at returns the smallest value that is at least as large as the share q of them.
-func at(sorted []float64, q float64) float64 {
+// Quantile returns the smallest of at least one value in ascending order that is at least as large as
+// the share q of them.
+func Quantile[T cmp.Ordered](sorted []T, q float64) T {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
 

@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/plot"
 )
 
 // Report holds the measurements on one trace.
@@ -96,7 +98,7 @@ func (l *Lab) result(name string, r *run) *Result {
 	}
 	slices.Sort(res.ttft)
 	n := float64(len(r.jobs))
-	res.TTFTP50, res.TTFTP95, res.TTFTP99 = millis(quantile(res.ttft, .5)), millis(quantile(res.ttft, .95)), millis(quantile(res.ttft, .99))
+	res.TTFTP50, res.TTFTP95, res.TTFTP99 = millis(plot.Quantile(res.ttft, .5)), millis(plot.Quantile(res.ttft, .95)), millis(plot.Quantile(res.ttft, .99))
 	res.TTFTMean = millis(sum) / n
 	res.ITLP50, res.ITLP99 = between(r.steps)
 	res.Throughput, res.Goodput, res.GoodRatio = n/last.Seconds(), float64(good)/last.Seconds(), float64(good)/n
@@ -112,12 +114,6 @@ func (l *Lab) result(name string, r *run) *Result {
 	res.Predicted = r.view.predicted.share()
 	res.DecisionsPerS = n / max(r.view.deciding, 1).Seconds()
 	return res
-}
-
-// quantile returns the smallest value that is at least as large as the share q
-// of them.
-func quantile(sorted []time.Duration, q float64) time.Duration {
-	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
 
 // between returns the median and the 99th percentile of the times between

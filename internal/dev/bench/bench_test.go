@@ -16,16 +16,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-func TestParseStat(t *testing.T) {
-	// A name with a blank and parentheses; utime 250 and stime 31 ticks.
-	const stat = "4211 (a (b) c) S 17 4211 4211 0 -1 4194560 1 2 3 4 250 31 9 9 20 0 7 0 99 1 2\n"
-	got, err := parseStat([]byte(stat))
-	want := procStat{parent: 17, user: 2500 * time.Millisecond, system: 310 * time.Millisecond}
-	if err != nil || got != want {
-		t.Errorf("got %+v, %v, want %+v", got, err, want)
+func TestParseParent(t *testing.T) {
+	// A name with a blank and parentheses.
+	if got, err := parseParent([]byte("4211 (a (b) c) S 17 4211 4211 0 -1\n")); err != nil || got != 17 {
+		t.Errorf("got %d, %v", got, err)
 	}
-	for _, bad := range []string{"", "1 (x) S 1", "1 (x) S y 0 0 0 0 0 0 0 0 0 0 0 0"} {
-		if _, err := parseStat([]byte(bad)); err == nil {
+	for _, bad := range []string{"", "1 (x) S", "1 (x) S y 0"} {
+		if _, err := parseParent([]byte(bad)); err == nil {
 			t.Errorf("the invalid text %q was accepted", bad)
 		}
 	}
@@ -66,7 +63,7 @@ func TestParseDescriptorLimit(t *testing.T) {
 
 func TestUsageOfThisProcess(t *testing.T) {
 	u, err := usageOf([]int{os.Getpid()})
-	if err != nil || u.RSS < 1<<20 {
+	if err != nil || u.RSS < 1<<20 || u.CPU <= 0 {
 		t.Errorf("got %+v, %v", u, err)
 	}
 	if _, err := usageOf([]int{math.MaxInt32}); err == nil {
@@ -85,21 +82,6 @@ func TestMedian(t *testing.T) {
 	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 5}, 5}, {[]float64{4, 1, 2, 9}, 3}} {
 		if got := median(tt.of); got != tt.want {
 			t.Errorf("median of %v: got %v, want %v", tt.of, got, tt.want)
-		}
-	}
-}
-
-func TestPercentile(t *testing.T) {
-	var v []time.Duration
-	for i := 1; i <= 200; i++ {
-		v = append(v, time.Duration(i)*time.Microsecond)
-	}
-	for _, tt := range []struct {
-		of      []time.Duration
-		p, want float64
-	}{{nil, 0.5, 0}, {v[:1], 0.99, 1}, {v, 0.5, 100}, {v, 0.99, 198}, {v, 1, 200}} {
-		if got := percentile(tt.of, tt.p); got != tt.want {
-			t.Errorf("%v of %d: got %v, want %v", tt.p, len(tt.of), got, tt.want)
 		}
 	}
 }
@@ -245,6 +227,9 @@ func TestChunkedBodyNeedsItsEnd(t *testing.T) {
 		if got, err := io.ReadAll(r); string(got) != "ab" || (err == nil) != tt.ok {
 			t.Errorf("%q: io.ReadAll(r) = %q, %v", tt.wire, got, err)
 		}
+		if n, err := r.Read(make([]byte, 1)); n != 0 || (err == io.EOF) != tt.ok {
+			t.Errorf("%q: got %d bytes and %v after the end", tt.wire, n, err)
+		}
 	}
 }
 
@@ -266,12 +251,18 @@ func TestRequestBody(t *testing.T) {
 
 // TestLoadArgs starts each load of the suite from its own command line.
 func TestLoadArgs(t *testing.T) {
+	loads := map[string]load{}
 	for _, c := range newCases(quickPace, 20000) {
-		l := c.load
+		loads[c.name] = c.load
+	}
+	for _, r := range checkRows() {
+		loads[r.name] = r.load
+	}
+	for name, l := range loads {
 		l.Addr, l.PIDs = "127.0.0.1:1", []int{7, 8}
 		got, err := parseLoad(l.args()[1:])
 		if err != nil || !reflect.DeepEqual(*got, l) {
-			t.Errorf("%s: got %+v, %v, want %+v", c.name, got, err, l)
+			t.Errorf("%s: got %+v, %v, want %+v", name, got, err, l)
 		}
 	}
 }

@@ -99,9 +99,9 @@ type metric struct {
 var (
 	cpuRequest = metric{"µs CPU/request", func(r *result) float64 { return r.CPURequest }}
 	cpuEvent   = metric{"µs CPU/event", func(r *result) float64 { return r.CPUEvent }}
-	eventP50   = metric{"µs", func(r *result) float64 { return r.EventP50 }}
-	requestP99 = metric{"µs", func(r *result) float64 { return r.RequestP99 }}
-	firstP50   = metric{"ms", func(r *result) float64 { return r.FirstP50 / 1000 }}
+	eventP50   = metric{"µs", func(r *result) float64 { return r.Event.P50 * 1000 }}
+	requestP99 = metric{"µs", func(r *result) float64 { return r.Request.P99 * 1000 }}
+	firstP50   = metric{"ms", func(r *result) float64 { return r.First.P50 }}
 	streamRSS  = metric{"KB", func(r *result) float64 { return r.StreamRSS }}
 	open       = metric{"streams", func(r *result) float64 { return float64(r.Open) }}
 )

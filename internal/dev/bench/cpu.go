@@ -9,65 +9,50 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// tick is the unit of CPU time in /proc/PID/stat: USER_HZ is 100 on Linux.
+// tick is the unit of CPU time in /proc/stat: USER_HZ is 100 on Linux.
 const tick = 10 * time.Millisecond
 
 // usage holds the resources that processes have used so far.
 type usage struct {
-	User, System time.Duration
-	RSS          int64 // bytes
+	CPU time.Duration // user and system time
+	RSS int64         // bytes
 }
 
-func (u usage) minus(o usage) usage {
-	return usage{u.User - o.User, u.System - o.System, u.RSS - o.RSS}
-}
+func (u usage) minus(o usage) usage { return usage{u.CPU - o.CPU, u.RSS - o.RSS} }
 
 // usageOf adds up the usage of processes. A process that has ended causes an error,
 // because its CPU time would be missing.
 func usageOf(pids []int) (usage, error) {
 	var sum usage
 	for _, pid := range pids {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
+		var cpu unix.Timespec
+		// The clock of a process, CPUCLOCK_SCHED in the kernel's posix-timers_types.h. Its resolution is
+		// a nanosecond, that of /proc/PID/stat a tick.
+		if err := unix.ClockGettime(int32(^pid<<3|2), &cpu); err != nil {
 			return usage{}, fmt.Errorf("read CPU time: %w", err)
-		}
-		p, err := parseStat(stat)
-		if err != nil {
-			return usage{}, err
 		}
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
 			return usage{}, fmt.Errorf("read RSS: %w", err)
 		}
-		sum.User += p.user
-		sum.System += p.system
+		sum.CPU += time.Duration(cpu.Nano())
 		sum.RSS += parseRSS(status)
 	}
 	return sum, nil
 }
 
-type procStat struct {
-	parent       int
-	user, system time.Duration
-}
-
-// parseStat reads proc_pid_stat(5). The command's name may contain blanks and
+// parseParent returns the parent in proc_pid_stat(5). The command's name may contain blanks and
 // parentheses, so the fields are counted from its last parenthesis.
-func parseStat(stat []byte) (procStat, error) {
+func parseParent(stat []byte) (int, error) {
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 13 {
-		return procStat{}, fmt.Errorf("read stat: %d fields after the name", len(fields))
+	if len(fields) < 2 {
+		return 0, fmt.Errorf("read stat: %d fields after the name", len(fields))
 	}
-	var n [3]int64
-	for i, at := range [3]int{1, 11, 12} { // ppid, utime, stime
-		var err error
-		if n[i], err = strconv.ParseInt(fields[at], 10, 64); err != nil {
-			return procStat{}, fmt.Errorf("read stat: %w", err)
-		}
-	}
-	return procStat{int(n[0]), time.Duration(n[1]) * tick, time.Duration(n[2]) * tick}, nil
+	return strconv.Atoi(fields[1])
 }
 
 // parseRSS returns the resident bytes of a proc_pid_status(5), 0 without such a
@@ -95,12 +80,12 @@ func family(pid int) ([]int, error) {
 		if err != nil {
 			continue // it has ended
 		}
-		p, err := parseStat(stat)
+		parent, err := parseParent(stat)
 		if err != nil {
 			return nil, err
 		}
 		id, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		children[p.parent] = append(children[p.parent], id)
+		children[parent] = append(children[parent], id)
 	}
 	all := []int{pid}
 	for i := 0; i < len(all); i++ {

@@ -1,11 +1,11 @@
 package main
 
 import (
-	"bufio"
-	"io"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/loadgen"
 )
 
 const (
@@ -88,26 +88,21 @@ func (h *holding) stream(opened func()) error {
 	if err != nil {
 		return err
 	}
-	lines := bufio.NewReaderSize(body, 512)
 	first := true
-	for {
-		line, err := lines.ReadSlice('\n')
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF // no stream ends before it is closed
+	defer func() {
+		if !first {
+			h.open.Add(-1)
 		}
-		if err != nil {
-			return err
+	}()
+	return loadgen.ReadEvents(body, make([]byte, 512), func(data []byte) (bool, error) {
+		if _, ok := readStamp(data, time.Now()); !ok || !first {
+			return false, nil
 		}
-		if _, ok := readStamp(line, time.Now()); ok && first {
-			first = false
-			if err := c.conn.SetDeadline(time.Time{}); err != nil {
-				return err
-			}
-			h.open.Add(1)
-			defer h.open.Add(-1)
-			opened()
-		}
-	}
+		first = false
+		h.open.Add(1)
+		opened()
+		return false, c.conn.SetDeadline(time.Time{})
+	})
 }
 
 func (h *holding) fail(err error) {

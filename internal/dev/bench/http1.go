@@ -88,7 +88,7 @@ func (m *message) target() (method, target []byte) {
 func (m *message) body(br *bufio.Reader) (io.Reader, error) {
 	switch {
 	case m.chunked:
-		return &chunkedBody{httputil.NewChunkedReader(br), br}, nil
+		return &chunkedBody{chunks: httputil.NewChunkedReader(br), br: br}, nil
 	case m.length >= 0:
 		return io.LimitReader(br, m.length), nil
 	}
@@ -100,16 +100,20 @@ func (m *message) body(br *bufio.Reader) (io.Reader, error) {
 type chunkedBody struct {
 	chunks io.Reader
 	br     *bufio.Reader
+	err    error // of every further read
 }
 
 func (b *chunkedBody) Read(p []byte) (int, error) {
+	if b.err != nil {
+		return 0, b.err
+	}
 	n, err := b.chunks.Read(p)
-	if err != io.EOF {
-		return n, err
+	if err == io.EOF {
+		line, lineErr := b.br.ReadSlice('\n')
+		if lineErr != nil || len(bytes.TrimRight(line, "\r\n")) > 0 {
+			err = errors.New("read chunks: no empty line at the end")
+		}
 	}
-	line, lerr := b.br.ReadSlice('\n')
-	if lerr != nil || len(bytes.TrimRight(line, "\r\n")) > 0 {
-		return n, errors.New("read chunks: no empty line at the end")
-	}
-	return n, io.EOF
+	b.err = err
+	return n, err
 }

@@ -1,19 +1,21 @@
 package main
 
 import (
-	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/loadgen"
+	"github.com/pdproxy/pdproxy/internal/plot"
 )
 
 // Protocols of a load.
@@ -125,13 +127,11 @@ type result struct {
 	CPUEvent   float64 `json:"cpu_us_per_event"`
 	Core       float64 `json:"core"` // share of one core that the proxy used
 
-	RequestP50  float64 `json:"request_p50_us"` // to the end of the answer
-	RequestP99  float64 `json:"request_p99_us"`
-	RequestP999 float64 `json:"request_p999_us"`
-	EventP50    float64 `json:"event_p50_us"` // from the backend to the client
-	EventP99    float64 `json:"event_p99_us"`
-	FirstP50    float64 `json:"first_event_p50_us"` // from the request to the first event
-	FirstP99    float64 `json:"first_event_p99_us"`
+	Request loadgen.Spread `json:"request_ms"`     // to the end of the answer
+	Event   loadgen.Spread `json:"event_ms"`       // from the backend to the client, without first events
+	First   loadgen.Spread `json:"first_event_ms"` // from the request to the first event
+	// RequestP999 is the time that one request of a thousand exceeds.
+	RequestP999 float64 `json:"request_p999_ms"`
 
 	RSS       float64 `json:"rss_mb"`
 	StreamRSS float64 `json:"rss_kb_per_stream"`
@@ -162,7 +162,7 @@ func (l *load) run() (*result, error) {
 	}
 	r := total.result()
 	used := after.minus(before)
-	cpu := (used.User + used.System).Seconds()
+	cpu := used.CPU.Seconds()
 	r.Seconds, r.Core, r.RSS = seconds, cpu/seconds, float64(after.RSS)/(1<<20)
 	r.CPURequest = per(cpu*1e6, r.Requests)
 	r.CPUEvent = per(cpu*1e6, r.Events)
@@ -236,7 +236,7 @@ type worker struct {
 	load   *load
 	client client
 	tally  *tally
-	lines  *bufio.Reader
+	lines  [4 << 10]byte
 }
 
 func (w *worker) closed(end time.Time) {
@@ -274,45 +274,38 @@ func (w *worker) request(from time.Time) bool {
 		w.tally.fail(err)
 		return false
 	}
-	w.tally.requests = append(w.tally.requests, time.Since(from))
+	w.tally.requests = append(w.tally.requests, millis(time.Since(from)))
 	return true
 }
 
 // stream reads a whole SSE answer and checks that it is complete.
 func (w *worker) stream(body io.Reader, from time.Time) error {
-	if w.lines == nil {
-		w.lines = bufio.NewReaderSize(body, 4<<10)
-	} else {
-		w.lines.Reset(body)
-	}
-	events, done := 0, false
-	for {
-		line, err := w.lines.ReadSlice('\n')
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return err
-		}
+	events := 0
+	err := loadgen.ReadEvents(body, w.lines[:], func(data []byte) (bool, error) {
 		now := time.Now()
-		if age, ok := readStamp(line, now); ok {
+		if age, ok := readStamp(data, now); ok {
 			if events++; events == 1 {
-				w.tally.first = append(w.tally.first, now.Sub(from))
+				w.tally.first = append(w.tally.first, millis(now.Sub(from)))
 			} else {
-				w.tally.events = append(w.tally.events, age)
+				w.tally.events = append(w.tally.events, millis(age))
 			}
 		}
-		done = done || string(line) == "data: [DONE]\n"
+		return false, nil
+	})
+	if err != nil || events != w.load.Events {
+		return fmt.Errorf("stream with %d of %d events: %w", events, w.load.Events, cmp.Or(err, errEvents))
 	}
-	if events != w.load.Events || !done {
-		return fmt.Errorf("stream with %d of %d events, end seen: %t", events, w.load.Events, done)
-	}
-	return nil
+	_, err = io.Copy(io.Discard, body) // the end of the message
+	return err
 }
+
+var errEvents = errors.New("a complete stream has another number")
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // tally sums up the results of workers.
 type tally struct {
-	requests, events, first []time.Duration
+	requests, events, first []float64 // ms
 	errors                  int
 	firstError              error
 }
@@ -338,21 +331,9 @@ func (t *tally) result() *result {
 	if t.firstError != nil {
 		r.FirstError = t.firstError.Error()
 	}
-	for _, s := range [][]time.Duration{t.requests, t.events, t.first} {
-		slices.Sort(s)
+	r.Request, r.Event, r.First = loadgen.NewSpread(t.requests), loadgen.NewSpread(t.events), loadgen.NewSpread(t.first)
+	if len(t.requests) > 0 {
+		r.RequestP999 = plot.Quantile(t.requests, 0.999) // sorted by NewSpread
 	}
-	r.RequestP50, r.RequestP99, r.RequestP999 = percentile(t.requests, 0.5), percentile(t.requests, 0.99), percentile(t.requests, 0.999)
-	r.EventP50, r.EventP99 = percentile(t.events, 0.5), percentile(t.events, 0.99)
-	r.FirstP50, r.FirstP99 = percentile(t.first, 0.5), percentile(t.first, 0.99)
 	return r
-}
-
-// percentile returns, in microseconds, the smallest value that is at least as
-// large as a share p of the sorted values; 0 without values.
-func percentile(sorted []time.Duration, p float64) float64 {
-	if len(sorted) == 0 {
-		return 0
-	}
-	i := max(0, int(math.Ceil(p*float64(len(sorted))))-1)
-	return float64(sorted[i]) / float64(time.Microsecond)
 }

@@ -22,6 +22,7 @@ const helpText = `usage:
   bench run     [flags]   the whole suite: every proxy, every case, a table of ratios
   bench peers   [flags]   installs other proxies and routers and compares them; writes docs/benchmarks.json
   bench page    [flags]   writes docs/benchmarks.md and its plots from docs/benchmarks.json
+  bench check   [flags]   the program of the working tree beside that of a commit
   bench load    [flags]   one load against one address, one JSON line
   bench replay  [flags]   the requests of a trace against one address, one JSON line
   bench backend [flags]   the engine behind the proxies
@@ -44,6 +45,8 @@ func command(args []string) error {
 	switch args[0] {
 	case "run":
 		return runCommand(args[1:])
+	case "check":
+		return checkCommand(args[1:])
 	case "load":
 		return loadCommand(args[1:])
 	case "backend":

@@ -262,11 +262,11 @@ func figuresOf(l *load, r *result) map[string]float64 {
 	case modeHold:
 		f[figStream] = r.StreamRSS
 	case modeSSE:
-		f[figCPU], f[figEventP50], f[figEventP99] = r.CPUEvent, r.EventP50, r.EventP99
-		f[figFirstP50], f[figFirstP99] = r.FirstP50/1000, r.FirstP99/1000
+		f[figCPU], f[figEventP50], f[figEventP99] = r.CPUEvent, r.Event.P50*1000, r.Event.P99*1000
+		f[figFirstP50], f[figFirstP99] = r.First.P50, r.First.P99
 	default:
 		f[figCPU], f[figRate] = r.CPURequest, float64(r.Requests)/r.Seconds
-		f[figP50], f[figP99], f[figP999] = r.RequestP50, r.RequestP99, r.RequestP999
+		f[figP50], f[figP99], f[figP999] = r.Request.P50*1000, r.Request.P99*1000, r.RequestP999*1000
 	}
 	return f
 }

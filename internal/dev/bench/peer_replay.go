@@ -113,7 +113,7 @@ func (r *replaying) run(conns int, pids []int) error {
 	if n == 0 {
 		return errors.New("no request was made")
 	}
-	return json.NewEncoder(os.Stdout).Encode(replayed{n, seconds, (used.User + used.System).Seconds() * 1e6 / float64(n), sum / float64(n), at(0.5), at(0.99)})
+	return json.NewEncoder(os.Stdout).Encode(replayed{n, seconds, used.CPU.Seconds() * 1e6 / float64(n), sum / float64(n), at(0.5), at(0.99)})
 }
 
 // on sends requests on one connection. It returns their times in µs.

@@ -20,11 +20,12 @@ const (
 
 // process is one started program, pinned to one core.
 type process struct {
-	addr string
-	log  string
-	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
-	err  error         // how it ended, once done is closed
+	addr    string
+	metrics string // address of the metrics; "" if it has none
+	log     string
+	cmd     *exec.Cmd
+	done    chan struct{} // closed when it has ended
+	err     error         // how it ended, once done is closed
 }
 
 // launch starts a program on a core. Its output goes to a file in dir with the

@@ -251,8 +251,8 @@ func (r *report) printRuns(w io.Writer) {
 		{"µs CPU/request", cpuRequest.of}, {"µs CPU/event", cpuEvent.of},
 		{"of a core", func(r *result) float64 { return r.Core }},
 		{"requests/s", func(r *result) float64 { return float64(r.Requests) / r.Seconds }},
-		{"p50 µs", func(r *result) float64 { return r.RequestP50 }}, {"p99 µs", requestP99.of},
-		{"event p50 µs", eventP50.of}, {"p99 µs", func(r *result) float64 { return r.EventP99 }},
+		{"p50 µs", func(r *result) float64 { return 1000 * r.Request.P50 }}, {"p99 µs", requestP99.of},
+		{"event p50 µs", eventP50.of}, {"p99 µs", func(r *result) float64 { return 1000 * r.Event.P99 }},
 		{"first p50 ms", firstP50.of}, {"RSS MB", func(r *result) float64 { return r.RSS }},
 		{"KB/stream", streamRSS.of}, {"open", open.of},
 	}
@@ -285,9 +285,9 @@ func (r run) summary() string {
 	case x.Open > 0:
 		text = fmt.Sprintf("%d streams open, %.1f KB each", x.Open, x.StreamRSS)
 	case x.Events > x.Requests:
-		text = fmt.Sprintf("%.1f µs/event, %.0f µs/request, event p50 %.0f µs, first p50 %.1f ms", x.CPUEvent, x.CPURequest, x.EventP50, x.FirstP50/1000)
+		text = fmt.Sprintf("%.1f µs/event, %.0f µs/request, event p50 %.0f µs, first p50 %.1f ms", x.CPUEvent, x.CPURequest, 1000*x.Event.P50, x.First.P50)
 	default:
-		text = fmt.Sprintf("%.1f µs/request, %.0f/s, p50 %.0f p99 %.0f µs", x.CPURequest, float64(x.Requests)/x.Seconds, x.RequestP50, x.RequestP99)
+		text = fmt.Sprintf("%.1f µs/request, %.0f/s, p50 %.0f p99 %.0f µs", x.CPURequest, float64(x.Requests)/x.Seconds, 1000*x.Request.P50, 1000*x.Request.P99)
 	}
 	return fmt.Sprintf("%s, others %.0f %%", text, r.Others*100)
 }

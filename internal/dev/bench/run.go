@@ -105,6 +105,21 @@ func (s *suite) run(ctx context.Context) error {
 	}
 	defer os.RemoveAll(s.programs.dir)
 	s.probeAll()
+	if err := s.startBackend(ctx); err != nil {
+		return err
+	}
+	defer s.backend.stop()
+	for round := 1; round <= s.rounds; round++ {
+		for _, kind := range kinds {
+			if err := s.runKind(ctx, round, kind); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *suite) startBackend(ctx context.Context) error {
 	addr, err := freeAddr()
 	if err != nil {
 		return err
@@ -112,17 +127,10 @@ func (s *suite) run(ctx context.Context) error {
 	if s.backend, err = launch(ctx, s.programs.dir, "backend", s.core, s.programs.self, "backend", "-listen", addr); err != nil {
 		return err
 	}
-	defer s.backend.stop()
 	s.backend.addr = addr
 	if err := s.backend.await(func() error { return accepts(addr) }); err != nil {
+		s.backend.stop()
 		return fmt.Errorf("backend: %w", err)
-	}
-	for round := 1; round <= s.rounds; round++ {
-		for _, kind := range kinds {
-			if err := s.runKind(ctx, round, kind); err != nil {
-				return err
-			}
-		}
 	}
 	return nil
 }
@@ -294,7 +302,7 @@ func (s *suite) watch(proxy []int) (func(load time.Duration) (float64, error), e
 			return 0, err
 		}
 		own, err := usageOf(pids)
-		return busy - own.User - own.System, err
+		return busy - own.CPU, err
 	}
 	before, err := read()
 	if err != nil {

@@ -46,6 +46,9 @@ func InstallEtcd() error { return Install(program("etcd"), "etcd-server") }
 // InstallCurl installs curl if it is absent.
 func InstallCurl() error { return Install(program("curl"), "curl", "ca-certificates") }
 
+// InstallStrace installs strace if it is absent.
+func InstallStrace() error { return Install(program("strace"), "strace") }
+
 // program reports whether a program is present.
 func program(name string) func() error {
 	return func() error {

@@ -1,4 +1,4 @@
-// Package testbed supports tests of the whole program: addresses that stay
+// Package testbed supports tests of the whole program: a fake engine, addresses that stay
 // free, a real etcd, and wires between processes that a test can cut.
 package testbed
 
