@@ -43,6 +43,7 @@ type hitRow struct {
 	Uneven   float64 `json:"uneven"`   // requests of the busiest engine, of an even share
 	CPU      float64 `json:"cpu_us"`   // of a request
 	Rate     float64 `json:"per_second"`
+	Others   float64 `json:"others"` // share of the two cores that other programs used
 	Failed   string  `json:"failed,omitempty"`
 }
 
@@ -177,11 +178,11 @@ func (s *peerSuite) hitsOf(ctx context.Context, p *peer, row *hitRow) error {
 		return err
 	}
 	defer r.stop()
-	took, err := s.replay(ctx, r, "-trace", s.trace, "-variant", row.Trace)
+	took, err := s.replay(ctx, st, r, "-trace", s.trace, "-variant", row.Trace)
 	if err != nil {
 		return err
 	}
-	row.Requests, row.CPU, row.Rate = took.Requests, rounded(took.CPU), rounded(float64(took.Requests)/took.Seconds)
+	row.Requests, row.CPU, row.Rate, row.Others = took.Requests, rounded(took.CPU), rounded(float64(took.Requests)/took.Seconds), rounded(took.Others)
 	var sum hitCounts
 	busiest := int64(0)
 	for _, e := range st.engines {
@@ -228,7 +229,10 @@ func (p *page) hitTable() {
 			}
 			possible = h.Possible
 			t.hits, t.uneven = append(t.hits, h.Hits*100), append(t.uneven, h.Uneven)
-			t.cpu, t.rate = append(t.cpu, h.CPU), append(t.rate, h.Rate)
+			t.cpu = append(t.cpu, h.CPU)
+			if h.Others <= disturbedTime {
+				t.rate = append(t.rate, h.Rate)
+			}
 		}
 		if names == nil {
 			continue
@@ -250,7 +254,10 @@ func (p *page) hitTable() {
 
 // spread is the median of values with their range.
 func spread(v []float64) string {
-	if len(v) == 1 {
+	switch len(v) {
+	case 0:
+		return "–"
+	case 1:
 		return number3(v[0])
 	}
 	return fmt.Sprintf("%s [%s–%s]", number3(median(v)), number3(slices.Min(v)), number3(slices.Max(v)))

@@ -207,19 +207,14 @@ func (s *peerSuite) addIdle(r *running, round int) error {
 // measureLoad runs a load, and checks that the engines got as many requests as the load got
 // answers.
 func (s *peerSuite) measureLoad(ctx context.Context, r *running, l *load) (figures map[string]float64, others float64, err error) {
-	watcher := &suite{programs: programs{core: s.core}, core: s.loadCore, backend: s.stubs.of(r.peer.Work).process}
-	before, err := watcher.counts(ctx)
+	st := s.stubs.of(r.peer.Work)
+	counter := &suite{backend: st.process}
+	before, err := counter.counts(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
 	l.PIDs = r.pids
-	own := slices.Clone(r.pids)
-	for _, p := range r.all { // engines of the peer
-		if !slices.Contains(own, p.cmd.Process.Pid) {
-			own = append(own, p.cmd.Process.Pid)
-		}
-	}
-	watch, err := watcher.watch(own)
+	watch, err := s.watch(st, r)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -230,7 +225,7 @@ func (s *peerSuite) measureLoad(ctx context.Context, r *running, l *load) (figur
 	if others, err = watch(used); err != nil {
 		return nil, 0, err
 	}
-	after, err := watcher.counts(ctx)
+	after, err := counter.counts(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -247,6 +242,18 @@ func (s *peerSuite) measureLoad(ctx context.Context, r *running, l *load) (figur
 		}
 	}
 	return figuresOf(l, res), others, nil
+}
+
+// watch starts to measure how much of the two cores is used by programs other than the peer, its
+// engines and the load, whose CPU time is the argument of the returned function.
+func (s *peerSuite) watch(st *stub, r *running) (func(load time.Duration) (float64, error), error) {
+	own := slices.Clone(r.pids)
+	for _, p := range r.all { // engines of the peer
+		if !slices.Contains(own, p.cmd.Process.Pid) {
+			own = append(own, p.cmd.Process.Pid)
+		}
+	}
+	return (&suite{programs: programs{core: s.core}, core: s.loadCore, backend: st.process}).watch(own)
 }
 
 func (s *peerSuite) runLoad(ctx context.Context, r *running, l *load) (*result, time.Duration, error) {

@@ -73,6 +73,7 @@ type replayed struct {
 	Mean     float64 `json:"mean_us"`
 	P50      float64 `json:"p50_us"`
 	P99      float64 `json:"p99_us"`
+	Others   float64 `json:"others"` // share of the two cores that other programs used
 }
 
 func (r *replaying) run(conns int, pids []int) error {
@@ -113,7 +114,7 @@ func (r *replaying) run(conns int, pids []int) error {
 	if n == 0 {
 		return errors.New("no request was made")
 	}
-	return json.NewEncoder(os.Stdout).Encode(replayed{n, seconds, used.CPU.Seconds() * 1e6 / float64(n), sum / float64(n), at(0.5), at(0.99)})
+	return json.NewEncoder(os.Stdout).Encode(replayed{Requests: n, Seconds: seconds, CPU: used.CPU.Seconds() * 1e6 / float64(n), Mean: sum / float64(n), P50: at(0.5), P99: at(0.99)})
 }
 
 // on sends requests on one connection. It returns their times in µs.
@@ -143,7 +144,7 @@ func (r *replaying) on() (took []float64, err error) {
 }
 
 // replay runs replayCommand in a process of its own on the engines' core.
-func (s *peerSuite) replay(ctx context.Context, r *running, args ...string) (*replayed, error) {
+func (s *peerSuite) replay(ctx context.Context, st *stub, r *running, args ...string) (*replayed, error) {
 	limit, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	pids := make([]string, len(r.pids))
@@ -153,10 +154,18 @@ func (s *peerSuite) replay(ctx context.Context, r *running, args ...string) (*re
 	var stderr strings.Builder
 	cmd := pinned(limit, s.loadCore, append([]string{s.self, "replay", "-addr", r.scene.listen, "-pids", strings.Join(pids, ",")}, args...)...)
 	cmd.Stderr = &stderr
+	watch, err := s.watch(st, r)
+	if err != nil {
+		return nil, err
+	}
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("replay: %w: %s", err, strings.TrimSpace(stderr.String()))
 	}
 	res := &replayed{}
-	return res, json.Unmarshal(out, res)
+	if err := json.Unmarshal(out, res); err != nil {
+		return nil, err
+	}
+	res.Others, err = watch(cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime())
+	return res, err
 }
