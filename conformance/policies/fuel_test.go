@@ -25,7 +25,7 @@ func TestFuel(t *testing.T) {
 	g := startIn(t, ctx, policies.Wasm(), w, host.LoadOptions{Guarded: true})
 	fuel := func(name string, decide func(n uint64)) {
 		t.Helper()
-		const decisions = 1000
+		const decisions = 100
 		decide(0)
 		before := checks
 		for n := range uint64(decisions) {
