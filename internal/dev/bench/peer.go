@@ -85,7 +85,7 @@ var peers = []peer{
 		start:  startSGLangRouter("smg", "")},
 
 	{Name: "Dynamo", Software: "ai-dynamo", Work: workDynamo, Flags: "dynamo.frontend --router-mode kv, discovery by files, TCP requests, ZMQ events; its mocker as the engines",
-		Cannot: []string{"vLLM's or SGLang's HTTP servers as engines: its workers register over its own protocol, so only its mocker stands behind it here"}, start: startDynamo},
+		Cannot: []string{"vLLM's or SGLang's HTTP servers as engines: its workers register over its own protocol, so only its mocker stands behind it here", "the fault table: its mocker does not tell which blocks wait for a transfer"}, start: startDynamo},
 }
 
 // kvAware is pdproxy with the policy that is compared with the cache-aware

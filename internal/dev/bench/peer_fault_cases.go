@@ -53,7 +53,7 @@ var faultCases = []faultCase{
 		t.Later = t.begin(ctx, 40, false, 100*time.Millisecond)()
 		return nil
 	}},
-	{name: "prefill restarted", pairs: 2, what: "the same for a prefill engine", run: func(ctx context.Context, t *trial) error {
+	{name: "prefill restarted", pairs: 2, what: "the same for a prefill engine; after so short a time, SGLang's decode engines have missed too few heartbeats to drop the addresses of the old process", run: func(ctx context.Context, t *trial) error {
 		t.Clients = t.begin(ctx, 10, false, 0)()
 		t.prefill[0].kill()
 		pause(ctx, 500*time.Millisecond)

@@ -56,23 +56,23 @@ func peerCases(quick bool, descriptors int) []peerCase {
 	}
 	const kb = 1 << 10
 	closed := func(conns, body, events int) load {
-		return load{Mode: modeClosed, Proto: protoH1, Conns: conns, QUICConns: 1, Body: body, Events: events, For: d(2500 * time.Millisecond)}
+		return load{Mode: modeClosed, Proto: protoH1, Conns: conns, QUICConns: 1, Body: body, Events: events, For: d(2 * time.Second)}
 	}
-	open := func(rate float64) load {
+	open := func(rate float64, t time.Duration) load {
 		l := closed(32, 2*kb, 0)
-		l.Mode, l.Rate, l.For = modeOpen, rate, d(4*time.Second)
+		l.Mode, l.Rate, l.For = modeOpen, rate, d(t)
 		return l
 	}
 	sse := func(conns int) load {
-		return load{Mode: modeSSE, Proto: protoH1, Conns: conns, QUICConns: 1, Body: 2 * kb, Events: int(d(3*time.Second) / tokenPeriod), Period: tokenPeriod}
+		return load{Mode: modeSSE, Proto: protoH1, Conns: conns, QUICConns: 1, Body: 2 * kb, Events: int(d(2500*time.Millisecond) / tokenPeriod), Period: tokenPeriod}
 	}
 	streams := min(2000, descriptors/2-spareDescriptors)
 	pass, pd := []string{workPass}, []string{workVLLM, workSGLang}
 	return []peerCase{
 		{name: "one", what: "2 KB requests on one connection", works: pass, load: closed(1, 2*kb, 0)},
 		{name: "many", what: "2 KB requests on 64 connections", works: pass, load: closed(64, 2*kb, 0)},
-		{name: "rate300", what: "300 requests of 2 KB a second", works: pass, load: open(300)},
-		{name: "rate1000", what: "1,000 requests of 2 KB a second", works: pass, load: open(1000)},
+		{name: "rate300", what: "300 requests of 2 KB a second", works: pass, load: open(300, 3*time.Second)},
+		{name: "rate1000", what: "1,000 requests of 2 KB a second", works: pass, load: open(1000, 4*time.Second)},
 		{name: "sse100", what: "100 streams that start together, 50 events a second each", works: pass, load: sse(100)},
 		{name: "sse500", what: "500 streams that start together", works: pass, load: sse(500)},
 		{name: "pd2k", what: "2 KB requests on 16 connections", works: pd, load: closed(16, 2*kb, 1)},

@@ -82,6 +82,7 @@ func (p *page) method() {
 	p.say("- Times and rates of a round count only if other programs used less than %.0f %% of the two cores meanwhile.", disturbedTime*100)
 	p.say("- Ignore differences below 20 %%, and those within the ranges.")
 	p.say("- CPU is user and system time of all processes of a proxy, from `/proc`.")
+	p.say("- Programs log at their default levels, into files.")
 	p.say("- Defaults for all, but for addresses, engines, and limits below the load. pdproxy's limits of one client are off, because all load comes from one address.")
 	p.say("- The engines count their requests. A result is discarded if they got fewer legs than the load got answers, or if any answer was not complete.\n")
 	var rows [][]string
