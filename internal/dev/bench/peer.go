@@ -75,17 +75,17 @@ var peers = []peer{
 	{Name: "vllm-router, PD", Software: "vllm-router", Work: workVLLM, Flags: "--vllm-pd-disaggregation", start: startVLLMRouter("")},
 	{Name: "vllm-router round_robin, PD", Software: "vllm-router", Work: workVLLM, Flags: "--vllm-pd-disaggregation --policy round_robin", start: startVLLMRouter("round_robin")},
 	{Name: "llm-d sidecar", Software: "llm-d", Work: workVLLM, Flags: "--kv-connector=nixlv2 --secure-proxy=false; the load names the prefill engine",
-		Cannot: []string{"the sidecar chooses no engine: a picker names prefill in a header line, and each decode engine has its own sidecar"},
+		Cannot: []string{"a choice of engines (a header line names prefill; one sidecar for each decode engine)"},
 		start:  startLLMDSidecar, header: func(s *scene) string { return "x-prefiller-host-port: " + s.prefill[0] }},
 
 	{Name: "pdproxy, SGLang PD", Software: pdproxy, Work: workSGLang, Flags: `connector = "sglang"`, start: startPdproxy("sglang", "")},
 	{Name: "sglang-router, PD", Software: "sglang-router", Work: workSGLang, Flags: "--pd-disaggregation", start: startSGLangRouter("sglang-router", "")},
 	{Name: "SMG, PD", Software: "smg", Work: workSGLang, Flags: "--pd-disaggregation",
-		Cannot: []string{"vLLM's prefill and decode with static workers: both legs go out without kv_transfer_params, since the connector comes only from a Kubernetes annotation"},
+		Cannot: []string{"vLLM's prefill and decode with static workers (no kv_transfer_params without a Kubernetes annotation)"},
 		start:  startSGLangRouter("smg", "")},
 
 	{Name: "Dynamo", Software: "ai-dynamo", Work: workDynamo, Flags: "dynamo.frontend --router-mode kv, discovery by files, TCP requests, ZMQ events; its mocker as the engines",
-		Cannot: []string{"vLLM's or SGLang's HTTP servers as engines: its workers register over its own protocol, so only its mocker stands behind it here", "the fault table: its mocker does not tell which blocks wait for a transfer"}, start: startDynamo},
+		Cannot: []string{"engines over HTTP (its workers have their own protocol)", "the fault table (its mocker does not tell what is pinned)"}, start: startDynamo},
 }
 
 // kvAware is pdproxy with the policy that is compared with the cache-aware

@@ -280,11 +280,12 @@ func orDash(s string) string {
 
 // oneLine makes a text fit into a cell of a table.
 func oneLine(s string) string {
-	s = strings.ReplaceAll(strings.Join(strings.Fields(s), " "), "|", "\\|")
-	if len(s) > 300 {
-		s = strings.ToValidUTF8(s[:300], "") + "…"
+	const most = 25
+	words := strings.Fields(strings.NewReplacer("|", "\\|", "`", "'").Replace(s))
+	if len(words) > most {
+		words = append(words[:most], "…")
 	}
-	return "`" + strings.ReplaceAll(s, "`", "'") + "`"
+	return "`" + strings.Join(words, " ") + "`"
 }
 
 func ratioText(r float64) string {
