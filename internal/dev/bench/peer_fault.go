@@ -49,6 +49,7 @@ type trial struct {
 	dir             string
 	prefill, decode []*sim
 	boot            []int
+	prompts         int // so far
 }
 
 // sim is one simulated engine: a process of its own, so that it can be killed.
@@ -92,8 +93,8 @@ func (s *peerSuite) faultAll(ctx context.Context) error {
 
 func (s *peerSuite) faultPeer(ctx context.Context, c *faultCase, p *peer) outcome {
 	t := &trial{outcome: outcome{Peer: p.Name, Case: c.name}, suite: s, work: p.Work, slow: c.slow}
-	if why := s.missing(p); why != "" {
-		t.Failed = "not installed: " + why
+	if why := s.unfit(p); why != "" {
+		t.Failed = why
 		return t.outcome
 	}
 	if err := t.run(ctx, c, p); err != nil {
@@ -214,13 +215,15 @@ const promptTokens = 200
 // returns how many clients saw each end.
 func (t *trial) begin(ctx context.Context, n int, stream bool, gap time.Duration) func() map[string]int {
 	saw := make(chan string, n)
+	first := t.prompts // no two clients of a trial have the same prompt
+	t.prompts += n
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	wg.Go(func() {
 		for i := range n {
 			wg.Go(func() {
 				from := time.Now()
-				saw <- t.client(ctx, i, stream)
+				saw <- t.client(ctx, first+i, stream)
 				mu.Lock()
 				t.Slowest = max(t.Slowest, rounded(time.Since(from).Seconds()))
 				mu.Unlock()

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"time"
 )
 
@@ -32,13 +33,16 @@ var faultCases = []faultCase{
 		t.Clients, t.Later = before(), after()
 		return nil
 	}},
-	{name: "only decode dead", pairs: 1, what: "one engine of each kind; decode gets SIGKILL; then 20 requests", run: func(ctx context.Context, t *trial) error {
+	{name: "only decode dead", pairs: 1, what: "one engine of each kind; decode gets SIGKILL; then 20 requests at once, and 20 a second later", run: func(ctx context.Context, t *trial) error {
+		pause(ctx, 3*time.Second) // a proxy that has just started has not probed the engine yet
 		t.decode[0].kill()
 		t.Clients = t.begin(ctx, 20, false, 0)()
+		pause(ctx, time.Second)
+		t.Later = t.begin(ctx, 20, false, 0)()
 		return nil
 	}},
-	{name: "only decode answers 500", pairs: 1, what: "the same, but decode answers 500 to each request", run: failing("500")},
-	{name: "only decode answers 429", pairs: 1, what: "the same with 429", run: failing("429")},
+	{name: "only decode answers 500", pairs: 1, what: "the same, but decode answers 500 to each request, as vLLM does when its engine core has died, and frees nothing", run: failing("500")},
+	{name: "only decode has no room", pairs: 1, what: "the same, but decode refuses each request for lack of room; vLLM makes prefill free the blocks when it does so", run: failing("busy")},
 	{name: "client leaves in prefill", pairs: 1, slow: true, what: "20 clients leave after 0.3 s; a prompt takes 2 s", run: leaving(300*time.Millisecond, "")},
 	{name: "client leaves before the first token", pairs: 1, what: "decode has the KV and computes no token; 20 clients leave after 1 s", run: leaving(time.Second, "decode")},
 	{name: "client leaves a stuck decode engine", pairs: 1, what: "decode accepts connections, reads no request, and so frees nothing; 20 clients leave after 1 s", run: leaving(time.Second, "head")},
@@ -65,30 +69,42 @@ var faultCases = []faultCase{
 	}},
 }
 
-func failing(status string) func(context.Context, *trial) error {
+// failing makes the only decode engine fail all requests.
+func failing(kind string) func(context.Context, *trial) error {
 	return func(ctx context.Context, t *trial) error {
-		a, err := post(ctx, "http://"+t.decode[0].addr+"/sim/fault", "", []byte(`{"fail":"1:`+status+`"}`))
-		if err != nil || a.status != 200 {
-			return fmt.Errorf("set the fault: %v %w", a, err)
+		if err := t.fault(ctx, "fail", "1:"+kind); err != nil {
+			return err
 		}
 		t.Clients = t.begin(ctx, 20, false, 0)()
+		pause(ctx, time.Second)
+		t.Later = t.begin(ctx, 20, false, 0)()
 		return nil
 	}
 }
 
+// leaving makes all clients leave at the same time. hang is the fault of decode, if any.
 func leaving(after time.Duration, hang string) func(context.Context, *trial) error {
 	return func(ctx context.Context, t *trial) error {
-		if hang != "" {
-			a, err := post(ctx, "http://"+t.decode[0].addr+"/sim/fault", "", []byte(`{"hang":"`+hang+`"}`))
-			if err != nil || a.status != 200 {
-				return fmt.Errorf("set the fault: %v %w", a, err)
-			}
+		if err := t.fault(ctx, "hang", hang); err != nil {
+			return err
 		}
 		left, cancel := context.WithTimeout(ctx, after)
 		defer cancel()
 		t.Clients = t.begin(left, 20, true, 0)()
 		return nil
 	}
+}
+
+// fault sets a fault of the first decode engine.
+func (t *trial) fault(ctx context.Context, what, value string) error {
+	a, err := post(ctx, "http://"+t.decode[0].addr+"/sim/fault", "", fmt.Appendf(nil, `{%q:%q}`, what, value))
+	if err == nil && a.status != http.StatusOK {
+		err = fmt.Errorf("status %d: %.200s", a.status, a.body)
+	}
+	if err != nil {
+		return fmt.Errorf("set the fault %s %s: %w", what, value, err)
+	}
+	return nil
 }
 
 func pause(ctx context.Context, d time.Duration) {

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
@@ -165,8 +166,8 @@ func (s *peerSuite) hitsAll(ctx context.Context) error {
 // hitsOf replays a trace through a new process, with engines whose caches are
 // empty.
 func (s *peerSuite) hitsOf(ctx context.Context, p *peer, row *hitRow) error {
-	if why := s.missing(p); why != "" {
-		return fmt.Errorf("not installed: %s", why)
+	if why := s.unfit(p); why != "" {
+		return errors.New(why)
 	}
 	st, err := startStub(ctx, s.self, s.dir, s.loadCore, hitEngines, "-cache", strconv.Itoa(hitCache))
 	if err != nil {

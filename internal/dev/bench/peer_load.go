@@ -27,6 +27,7 @@ type measured struct {
 	Rounds  []int                `json:"rounds"`
 	Others  []float64            `json:"others"` // share of the two cores that other programs used
 	Figures map[string][]float64 `json:"figures"`
+	Quick   bool                 `json:"quick,omitempty"` // short measurements
 	Failed  []string             `json:"failed,omitempty"`
 }
 
@@ -142,9 +143,9 @@ func (s *peerSuite) loadOn(ctx context.Context, round int, p *peer, cases ...pee
 	if cases[0].cores == 2 {
 		cores, n = fmt.Sprintf("%d,%d", s.core, s.loadCore), 2
 	}
-	if why := s.missing(p); why != "" {
+	if why := s.unfit(p); why != "" {
 		for _, c := range cases {
-			s.addFailed(p, c, "not installed: "+why)
+			s.addFailed(p, c, why)
 		}
 		return nil
 	}
@@ -285,7 +286,7 @@ func (s *peerSuite) entry(p *peer, name string) *measured {
 			return &(*l)[i]
 		}
 	}
-	*l = append(*l, measured{Peer: p.Name, Case: name, Figures: map[string][]float64{}})
+	*l = append(*l, measured{Peer: p.Name, Case: name, Quick: s.quick, Figures: map[string][]float64{}})
 	return &(*l)[len(*l)-1]
 }
 
@@ -313,9 +314,9 @@ func (s *peerSuite) addFailed(p *peer, c peerCase, why string) {
 }
 
 // others returns the median share of the cores that other programs used.
-func (s *peerSuite) others() float64 {
+func (c *comparison) others() float64 {
 	var all []float64
-	for _, m := range s.result.Loads {
+	for _, m := range c.Loads {
 		if m.Case != "start" {
 			all = append(all, m.Others...)
 		}

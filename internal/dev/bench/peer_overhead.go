@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"os"
@@ -76,6 +77,9 @@ func wordText(seed uint64, n int) []byte {
 
 func (s *peerSuite) overheadRun(ctx context.Context) error {
 	o := &overhead{}
+	if s.some && s.result.Overhead != nil {
+		o.Cells = s.result.Overhead.Cells
+	}
 	var err error
 	if o.Published, err = s.published(ctx); err != nil {
 		o.Missing = err.Error()
@@ -91,6 +95,7 @@ func (s *peerSuite) overheadRun(ctx context.Context) error {
 			cells = []overheadCell{{Peer: p.Name, Failed: err.Error()}}
 			fmt.Fprintf(s.log, "overhead  %s: %v\n", p.Name, err)
 		}
+		o.Cells = slices.DeleteFunc(o.Cells, func(c overheadCell) bool { return c.Peer == p.Name })
 		o.Cells = append(o.Cells, cells...)
 	}
 	s.result.Overhead = o
@@ -98,8 +103,8 @@ func (s *peerSuite) overheadRun(ctx context.Context) error {
 }
 
 func (s *peerSuite) overheadOf(ctx context.Context, p *peer) (cells []overheadCell, err error) {
-	if why := s.missing(p); why != "" {
-		return nil, fmt.Errorf("not installed: %s", why)
+	if why := s.unfit(p); why != "" {
+		return nil, errors.New(why)
 	}
 	st, err := startStub(ctx, s.self, s.dir, s.loadCore, overheadEngines, "-no-tokens") // as the harness's engines
 	if err != nil {
@@ -137,7 +142,7 @@ func (s *peerSuite) overheadOf(ctx context.Context, p *peer) (cells []overheadCe
 func (s *peerSuite) published(ctx context.Context) (string, error) {
 	const test = "router_overhead_bench"
 	if s.harness == "" {
-		return "", fmt.Errorf("it is a Rust test in the source of vllm-router, which neither its wheel nor its source package has: VLLM_ROUTER_SOURCE names a checkout")
+		return "", errors.New("it is a Rust test in the source of vllm-router, which neither its wheel nor its source package has: VLLM_ROUTER_SOURCE names a checkout")
 	}
 	if _, err := os.Stat(filepath.Join(s.harness, "tests", test+".rs")); err != nil {
 		return "", err

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -42,12 +43,15 @@ func (p *page) say(format string, args ...any) { fmt.Fprintf(&p.text, format+"\n
 
 // table writes a table. Rows with no cell but the first are left out.
 func (p *page) table(head []string, rows [][]string) {
+	rows = slices.DeleteFunc(rows, func(row []string) bool { return strings.Trim(strings.Join(row[1:], ""), "–") == "" })
+	if len(rows) == 0 {
+		p.say("No figures: other programs disturbed all rounds.\n")
+		return
+	}
 	p.say("| %s |", strings.Join(head, " | "))
 	p.say("|%s", strings.Repeat(" --- |", len(head)))
 	for _, row := range rows {
-		if strings.Trim(strings.Join(row[1:], ""), "–") != "" {
-			p.say("| %s |", strings.Join(row, " | "))
-		}
+		p.say("| %s |", strings.Join(row, " | "))
 	}
 	p.say("")
 }
@@ -69,16 +73,16 @@ func (p *page) all() {
 	p.faultTable()
 	p.hitTable()
 	p.overheadTable()
+	p.failures()
 }
 
 func (p *page) method() {
-	load := p.Parts["load"]
-	if load.Provisional {
-		p.say("!!! warning\n    These figures are provisional: other programs used %.0f %% of the two cores during the measurement, or the rounds were short. Ratios may be wrong by more than their ranges.\n", load.Others*100)
+	if others := p.others(); others > disturbed || slices.ContainsFunc(p.Loads, func(m measured) bool { return m.Quick }) {
+		p.say("!!! warning\n    These figures are provisional: other programs used %.0f %% of the two cores during the measurement, or the rounds were short. Ratios may be wrong by more than their ranges.\n", others*100)
 	}
-	p.say("Machine: %s, %s. pdproxy: %s.\n", p.Machine, p.Go, load.Program)
+	p.say("Machine: %s, %s. Program: %s.\n", p.Machine, p.Go, p.Parts["load"].Program)
 	p.say("- The proxy has one core alone, load generator and engines share another one. All of them use loopback.")
-	p.say("- Figures are medians over %d rounds, with their range in brackets. Peers take turns within a round, and the first one changes. A ratio (×) is the median over the rounds of peer / pdproxy in the same round: above 1, pdproxy needs less.", load.Rounds)
+	p.say("- Figures are medians over %s rounds, with their range in brackets. Peers take turns within a round, and the first one changes. A ratio (×) is the median over the rounds of peer / pdproxy in the same round: above 1, pdproxy needs less.", p.rounds())
 	p.say("- Times and rates of a round count only if other programs used less than %.0f %% of the two cores meanwhile.", disturbedTime*100)
 	p.say("- Ignore differences below 20 %%, and those within the ranges.")
 	p.say("- CPU is user and system time of all processes of a proxy, from `/proc`.")
@@ -92,6 +96,55 @@ func (p *page) method() {
 		}
 	}
 	p.table([]string{"part", "measured (UTC)", "minutes"}, rows)
+}
+
+// rounds is the number of rounds of the part load: "5", or "3 to 5".
+func (p *page) rounds() string {
+	least, most := 0, 0
+	for i, m := range p.Loads {
+		if n := len(m.Rounds); n > 0 {
+			if most = max(most, n); i == 0 || n < least || least == 0 {
+				least = n
+			}
+		}
+	}
+	if least == most {
+		return strconv.Itoa(most)
+	}
+	return fmt.Sprintf("%d to %d", least, most)
+}
+
+// failures lists the measurements that failed in a round.
+func (p *page) failures() {
+	cases := map[[2]string][]string{} // by peer and reason
+	for _, m := range p.Loads {
+		for _, why := range m.Failed {
+			key := [2]string{m.Peer, why}
+			cases[key] = append(cases[key], m.Case)
+		}
+	}
+	if p.Overhead != nil {
+		for _, c := range p.Overhead.Cells {
+			if c.Failed != "" {
+				key := [2]string{c.Peer, c.Failed}
+				cases[key] = append(cases[key], strings.TrimSpace("router_overhead "+c.Corpus))
+			}
+		}
+	}
+	var rows [][]string
+	for _, q := range p.Peers {
+		for key, names := range cases {
+			if key[0] == q.Name {
+				rows = append(rows, []string{q.Name, strings.Join(slices.Compact(names), ", "), oneLine(key[1])})
+			}
+		}
+	}
+	if rows == nil {
+		return
+	}
+	slices.SortFunc(rows, slices.Compare)
+	p.say("## Failed measurements\n\nA cell without a figure elsewhere on this page has its reason here, or other programs disturbed all of its rounds.\n")
+	p.table([]string{"peer", "measurement", "reason"}, rows)
 }
 
 func (p *page) installedTable() {
@@ -108,7 +161,7 @@ func (p *page) installedTable() {
 		rows = append(rows, []string{s.Name, version, s.How, mb})
 	}
 	p.table([]string{"software", "version", "installation", "MB on disk"}, rows)
-	p.say("The size of wheels includes the packages that they need, without Python. Not compared: TensorRT-LLM's orchestrator, which no registry reached here serves.\n")
+	p.say("The size of wheels includes the packages that they need, without Python. TensorRT-LLM's orchestrator is not compared.\n")
 	rows = nil
 	for _, q := range p.Peers {
 		if q.Flags != "" {
@@ -248,7 +301,7 @@ func (p *page) own(work string) string {
 }
 
 func (p *page) faultTable() {
-	p.say("## Faults\n\nEngines are `pdproxy sim` processes, 20 ms a token, in real time; one run of each. A client waits %d s. Pinned are KV blocks of prefill engines that wait for a transfer %d s after the last client is done; they block room until the engine's lease ends (30 s here). Busy are requests that engines still compute or keep waiting then.\n",
+	p.say("## Faults\n\nEngines are `pdproxy sim` processes, 20 ms a token, in real time; one run of each. A client waits %d s. Pinned are KV blocks of prefill engines that wait for a transfer %d s after the last client is done; they block room until the engine's lease ends (30 s here). Busy are requests that engines still compute or keep waiting then. [Failures and freed KV](concepts/failures.md) explains what pdproxy does in each case.\n",
 		int(faultPatience.Seconds()), int(settleLimit.Seconds()))
 	for _, c := range faultCases {
 		var rows [][]string

@@ -66,6 +66,10 @@ func (p *page) behind() {
 			}
 		}
 	}
+	if rows == nil {
+		p.say("There is none.\n")
+		return
+	}
 	p.table([]string{"figure", "better peers, peer / pdproxy"}, rows)
 }
 

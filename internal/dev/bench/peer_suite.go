@@ -36,16 +36,12 @@ type comparison struct {
 	Overhead *overhead          `json:"overhead,omitempty"`
 }
 
-// partRun says when and of what a part was measured.
+// partRun says when and of what a part was measured. A run of some peers or cases continues the
+// part.
 type partRun struct {
 	Begin   string  `json:"begin"`
 	Minutes float64 `json:"minutes"`
-	Program string  `json:"program"` // version of pdproxy
-	Rounds  int     `json:"rounds,omitempty"`
-	// Others is the share of the two cores that other programs used: the median of the
-	// measurements. Provisional: it is too large for a claim.
-	Others      float64 `json:"others,omitempty"`
-	Provisional bool    `json:"provisional,omitempty"`
+	Program string  `json:"program"` // version of pdproxy, in the latest run
 }
 
 // peerSuite is one run of the comparison.
@@ -54,6 +50,7 @@ type peerSuite struct {
 	rounds         int
 	only           []string // parts
 	peers, cases   *regexp.Regexp
+	some           bool // of the peers or cases
 	core, loadCore int
 	quick          bool
 	trace, harness string
@@ -79,7 +76,7 @@ func peersCommand(args []string) error {
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	s := &peerSuite{rounds: *rounds, only: strings.Split(*only, ","), core: *core, loadCore: *loadCore, quick: *quick, trace: *trace, harness: *harness, log: os.Stderr}
+	s := &peerSuite{rounds: *rounds, only: strings.Split(*only, ","), core: *core, loadCore: *loadCore, quick: *quick, some: *who+*cases != "", trace: *trace, harness: *harness, log: os.Stderr}
 	for _, part := range s.only {
 		if !slices.Contains(parts, part) {
 			return fmt.Errorf("-only: unknown part %q; the parts are %s", part, strings.Join(parts, ", "))
@@ -124,37 +121,49 @@ func (s *peerSuite) run(ctx context.Context, out string) error {
 	}
 	for _, part := range s.only {
 		at := time.Now()
-		one := partRun{Begin: at.UTC().Format("2006-01-02 15:04"), Program: s.state(pdproxy).Version}
-		if err := s.part(ctx, part, &one); err != nil {
+		if err := s.part(ctx, part); err != nil {
 			return fmt.Errorf("%s: %w", part, err)
 		}
-		one.Minutes = time.Since(at).Minutes()
+		took := time.Since(at).Minutes()
+		one := partRun{Begin: at.UTC().Format("2006-01-02 15:04"), Minutes: took, Program: s.state(pdproxy).Version}
+		if before, ok := r.Parts[part]; ok && s.some {
+			one.Begin, one.Minutes = before.Begin, before.Minutes+took
+		}
 		r.Parts[part] = one
 		if err := r.write(out); err != nil {
 			return err
 		}
-		fmt.Fprintf(s.log, "part %s took %.1f minutes\n", part, one.Minutes)
+		fmt.Fprintf(s.log, "part %s took %.1f minutes\n", part, took)
 	}
 	fmt.Fprintf(s.log, "the whole took %.1f minutes; bench page writes the page\n", time.Since(begin).Minutes())
 	return nil
 }
 
-func (s *peerSuite) part(ctx context.Context, part string, one *partRun) error {
+func (s *peerSuite) part(ctx context.Context, part string) error {
 	switch part {
 	case "check":
 		return s.checkAll(ctx)
 	case "load":
-		one.Rounds = s.rounds
-		err := s.loadAll(ctx)
-		one.Others = s.others()
-		one.Provisional = s.quick || one.Others > disturbed
-		return err
+		return s.loadAll(ctx)
 	case "fault":
 		return s.faultAll(ctx)
 	case "hits":
 		return s.hitsAll(ctx)
 	}
 	return s.overheadRun(ctx)
+}
+
+// unfit returns why a peer is not measured, "" if it is.
+func (s *peerSuite) unfit(p *peer) string {
+	if why := s.missing(p); why != "" {
+		return "not installed: " + why
+	}
+	for _, c := range s.result.Checks {
+		if c.Peer == p.Name && !c.Works {
+			return "fails the check: " + c.Error
+		}
+	}
+	return ""
 }
 
 // chosen returns the peers that the run is for, and that a case wants.

@@ -198,14 +198,15 @@ func TestCompactNumbers(t *testing.T) {
 func TestPage(t *testing.T) {
 	dir := t.TempDir()
 	many := func(peer string, cpu ...float64) measured {
-		return measured{Peer: peer, Case: "many", Rounds: []int{1, 2, 3}, Others: []float64{0, 0, 0}, Figures: map[string][]float64{figCPU: cpu}}
+		return measured{Peer: peer, Case: "many", Rounds: []int{1, 2, 3}, Others: []float64{0.4, 0.4, 0.4}, Figures: map[string][]float64{figCPU: cpu}}
 	}
 	c := &comparison{
 		Software: []installed{{Name: "smg", Error: "no wheel | for this machine"}},
 		Peers:    peers,
-		Parts:    map[string]partRun{"load": {Rounds: 3, Provisional: true, Others: 0.4}},
-		Loads:    []measured{many("pdproxy", 60, 50, 70), many("nginx", 30, 25, 30), many("sglang-router", 120, 150, 140)},
-		Faults:   []outcome{{Peer: "SMG, PD", Case: "decode killed", Clients: map[string]int{"ok": 3, "cut off": 5}, Pinned: 12}},
+		Parts:    map[string]partRun{"load": {Program: "pdproxy 1"}},
+		Loads: []measured{many("pdproxy", 60, 50, 70), many("nginx", 30, 25, 30), many("sglang-router", 120, 150, 140),
+			{Peer: "SMG", Case: "many", Failed: []string{"not installed: no wheel"}}, {Peer: "SMG", Case: "one", Failed: []string{"not installed: no wheel"}}},
+		Faults: []outcome{{Peer: "SMG, PD", Case: "decode killed", Clients: map[string]int{"ok": 3, "cut off": 5}, Pinned: 12}},
 	}
 	in, out := filepath.Join(dir, "b.json"), filepath.Join(dir, "b.md")
 	if err := c.write(in); err != nil {
@@ -224,7 +225,7 @@ func TestPage(t *testing.T) {
 	for _, want := range []string{
 		"| pdproxy | – | 60.0 [50.0–70.0] | – |", "30.0 [25.0–30.0] ×0.5", "140 [120–150] ×2",
 		"one engine for a request: 64 connections, CPU µs | nginx ×0.5 |",
-		"**not installed**: `no wheel \\| for this machine`", "provisional", "| SMG, PD | 5 cut off, 3 ok | – | 0.0 | 12 | 0 |",
+		"**not installed**: `no wheel \\| for this machine`", "used 40 % of the two cores", "medians over 3 rounds", "Program: pdproxy 1.", "| SMG | many, one | `not installed: no wheel` |", "| SMG, PD | 5 cut off, 3 ok | – | 0.0 | 12 | 0 |",
 		"images/benchmarks-requests.svg",
 	} {
 		if !strings.Contains(string(text), want) {
