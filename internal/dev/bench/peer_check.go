@@ -61,7 +61,7 @@ func (s *peerSuite) checkPeer(ctx context.Context, p *peer, st *stub) check {
 	c := check{Peer: p.Name}
 	fail := func(err error) check { c.Error = err.Error(); return c }
 	if why := s.missing(p); why != "" {
-		c.Error = "not installed: " + why
+		c.Error = notInstalled + why
 		return c
 	}
 	r, err := s.start(ctx, p, st.scene(p.Work, 1), fmt.Sprint(s.core), s.loadCore)

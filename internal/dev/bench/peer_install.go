@@ -192,7 +192,7 @@ func (h *shelf) run(ctx context.Context, argv ...string) error {
 	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
 	if err != nil {
 		text := strings.TrimSpace(string(out))
-		return fmt.Errorf("%s: %w: %s", strings.Join(argv[:min(3, len(argv))], " "), err, text[max(0, len(text)-300):])
+		return fmt.Errorf("%s %s: %w: %s", filepath.Base(argv[0]), strings.Join(argv[1:min(3, len(argv))], " "), err, text[max(0, len(text)-300):])
 	}
 	return nil
 }
