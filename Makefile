@@ -135,6 +135,11 @@ chaos: ## every role of a fleet killed, stopped, cut off and slowed under load, 
 bench: build ## CPU per request and per event against peers, as ratios
 	$(GO) run ./internal/dev/bench run -pdproxy bin/pdproxy
 
+.PHONY: bench-peers
+bench-peers: build ## install other proxies and routers, compare them with pdproxy, write docs/benchmarks.md (under an hour; PEERS='-only check -peers Envoy')
+	$(GO) run ./internal/dev/bench peers -pdproxy bin/pdproxy $(PEERS)
+	$(GO) run ./internal/dev/bench page
+
 .PHONY: bench-check
 bench-check: ## CPU of the working tree beside that of commit BASE, in turn; fails if a row is slower (two cores)
 	@$(GO) build -o build/bench ./internal/dev/bench && build/bench check -base $(BASE)

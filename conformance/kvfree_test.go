@@ -111,6 +111,41 @@ func TestNoPrefillForAFailingDecode(t *testing.T) {
 	})
 }
 
+// A decode engine of vLLM has no room, and its refusal makes prefill free the blocks. No other decode
+// engine gets them: prefill computes the prompt again. If all decode engines refuse, no block stays
+// either, and no circuit opens.
+func TestBlocksFreedByARefusal(t *testing.T) {
+	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMMoRIIORead} {
+		t.Run(connector, func(t *testing.T) {
+			t.Parallel()
+			f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 2})
+			rejected := func() int64 { return sum(f.decode, func(s enginesim.State) int64 { return s.Rejected }) }
+			f.decode[0].SetFault("1:busy", 0, "")
+			for n := 0; n < 100 && rejected() == 0; n++ {
+				before := f.prompts()
+				body := chat(fmt.Sprint("full ", n, long), 8, n%2 == 0)
+				f.right(f.try(chatPath, body), chatPath, body)
+				if rejected() > 0 && f.prompts()-before < 2 {
+					t.Error("another decode engine got the blocks of a refused leg")
+				}
+			}
+			if rejected() == 0 {
+				t.Fatal("the full engine got no request")
+			}
+			f.decode[1].SetFault("1:busy", 0, "")
+			if got := f.burst(20, "all full "); got[http.StatusServiceUnavailable] != 20 {
+				t.Errorf("statuses %v, want 503 of all", got)
+			}
+			f.eventually("no block is held", func() bool { return f.pinned() == 0 })
+			f.decode[0].SetFault("", 0, "")
+			f.decode[1].SetFault("", 0, "")
+			body := chat("room again"+long, 8, true)
+			f.right(f.try(chatPath, body), chatPath, body)
+			f.settled()
+		})
+	}
+}
+
 // Requests in the queue for prefill are not sent there when the only decode
 // engine goes away.
 func TestWaitingPrefillsStop(t *testing.T) {

@@ -168,11 +168,11 @@ func (a *attempt) failedAtOnce(l *leg, answer []byte) error {
 }
 
 // decodeAfterPrefill sends the decode leg for the KV that prefill has computed. If the leg fails
-// before it can have reached its engine, or if its engine has no room, the attempt needs another
-// decode engine, unless the leg hook requests another attempt, or none.
+// before it can have reached its engine, or if its engine has no room and prefill still has the KV,
+// the attempt needs another decode engine, unless the leg hook requests another attempt, or none.
 func (a *attempt) decodeAfterPrefill() error {
 	err := a.answerLeg(a.env.Context)
-	if err == nil || downstream.OwnFault(err) || maybeSent(err) && !overloaded(err) || connector.PinsDecode(a.conn) || a.leaseOver() {
+	if err == nil || downstream.OwnFault(err) || maybeSent(err) && (!overloaded(err) || a.prefill.handoff.RefusalFrees) || connector.PinsDecode(a.conn) || a.leaseOver() {
 		return err
 	}
 	if d := a.askHook(err).Decision; d != abi.LegRetry && d != abi.LegGiveUp {

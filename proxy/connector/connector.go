@@ -79,6 +79,9 @@ type Handoff struct {
 	// the blocks later reads other data, and no engine detects that. 0: prefill holds
 	// them until they are read or freed.
 	Lease time.Duration
+	// RefusalFrees: a decode engine that refuses its leg makes prefill free the blocks. Another
+	// decode engine would then read other data, and no engine detects that.
+	RefusalFrees bool
 	// Renews: decode renews the lease once it has the request.
 	Renews bool
 	// Params is the raw JSON object that decode needs. Only the connector interprets it.

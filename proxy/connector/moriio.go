@@ -150,7 +150,7 @@ func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if !Sound(a.Prefill.Instance, a.Decode.Instance, rest) {
 		return Handoff{}, badReply("kv_transfer_params name a host at which prefill is not known to be")
 	}
-	return Handoff{Params: params, Pinned: true, Lease: a.Prefill.KVLease}, nil
+	return Handoff{Params: params, Pinned: true, Lease: a.Prefill.KVLease, RefusalFrees: true}, nil // see Cleanup
 }
 
 // Decode is the client's request with its own limit of tokens: decode generates the

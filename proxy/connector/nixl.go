@@ -210,7 +210,16 @@ func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	case !blocks:
 		return Handoff{Params: params}, nil // parameters of another connector of the same engine
 	}
-	return Handoff{Params: params, Pinned: true, Lease: a.Prefill.KVLease, Renews: true}, nil
+	return Handoff{Params: params, Pinned: true, Lease: a.Prefill.KVLease, Renews: true, RefusalFrees: refusalFrees(params)}, nil
+}
+
+// refusalFrees reports whether params are those of a release whose decode makes prefill free the
+// blocks when its serving layer refuses the leg, for lack of room too
+// (entrypoints/generate/base/serving.py, _with_kv_transfer_rejection_cleanup, since pull request
+// 41269). Such releases send the number of tokens.
+func refusalFrees(params []byte) bool {
+	n, _ := openai.Find(params, "remote_num_tokens")
+	return !openai.IsNull(n)
 }
 
 // addressed reports whether params contain the address of the blocks. A vLLM 0.32 decode

@@ -12,9 +12,9 @@ const overloadWindow = 4 << 10
 // case. Each begins a word.
 //
 // Sources: sglang managers/scheduler.py ("The request queue is full.", "Request queue timeout
-// reached.", "The request is aborted by a higher priority request."); vllm v1/engine/exceptions.py
-// (QueueOverflowError and its siblings: "queue ...").
-var overloadTexts = [...]string{"queue", "higher priority request", "waiting timeout", "overload", "too many requests"}
+// reached.", "The request is aborted by a higher priority request."); vllm exceptions.py (QueueOverflowError: "The
+// engine is currently busy", MaxQueuedTokensError: "prefill token backlog limit").
+var overloadTexts = [...]string{"queue", "currently busy", "backlog", "higher priority request", "waiting timeout", "overload", "too many requests"}
 
 // Overloaded reports whether an engine's answer with an error status says that the engine has too
 // many requests now: a 429, or a 503 that names a time in Retry-After or whose text mentions the

@@ -21,6 +21,8 @@ func TestOverloaded(t *testing.T) {
 		{503, "", `{"message":"Request waiting timeout reached."}`, true},
 		{503, "", `{"error":{"message":"Request queue full.","type":"ServiceUnavailableError","code":503}}`, true},
 		{503, "", `{"error":{"message":"max_num_queued_reqs exceeded"}}`, true},
+		{503, "", `{"error":{"message":"The engine is currently busy and cannot accept new requests. Please try again later or on a different instance.","type":"Service Unavailable","param":null,"code":503}}`, true},
+		{503, "", `{"error":{"message":"The engine has reached its prefill token backlog limit. Please try again later or on a different instance.","type":"Service Unavailable","param":null,"code":503}}`, true},
 		{503, "", `QUEUE FULL`, true},
 		{503, "", `The server is overloaded`, true},
 		{503, "3", ``, true},

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -17,6 +18,7 @@ import (
 const (
 	benchModel = "bench"
 	countsPath = "/bench/counts"
+	notFound   = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 	eventSize  = 200 // bytes of one SSE event
 	// answerText fills a unary answer up to about 1 KB.
 	answerText = 760
@@ -35,11 +37,17 @@ func (c counts) minus(o counts) counts {
 	return counts{c.Whole - o.Whole, c.Prefill - o.Prefill, c.Decode - o.Decode, c.Stream - o.Stream}
 }
 
-// backend answers as a vLLM engine does, from fixed bytes and at a given pace.
+// backend answers as a vLLM or an SGLang engine does, from fixed bytes and at a
+// given pace.
 type backend struct {
-	whole, prefill, models, version []byte // answers, head included
+	whole, prefill, models, version, model []byte // answers, head included
 
 	wholes, prefills, decodes, streams atomic.Int64
+
+	noTokens    bool      // no route gives token ids
+	sglang      bool      // routers tell the engines apart by GET /version
+	cacheBlocks int       // of the prefix cache of an engine, 0: none
+	recorded    *recorder // nil: requests are not kept
 }
 
 func newBackend() *backend {
@@ -54,7 +62,8 @@ func newBackend() *backend {
 		prefill: answer(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e1",` +
 			`"remote_block_ids":[1,2,3,4],"remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}`),
 		models:  jsonAnswer(`{"object":"list","data":[{"id":"` + benchModel + `","object":"model","max_model_len":1048576}]}`),
-		version: jsonAnswer(`{"version":"0.11.0"}`),
+		version: jsonAnswer(`{"version":"0.33.0"}`),
+		model:   jsonAnswer(`{"model_path":"` + benchModel + `","served_model_name":"` + benchModel + `","tokenizer_path":"` + benchModel + `","is_generation":true}`),
 	}
 }
 
@@ -64,26 +73,60 @@ func jsonAnswer(body string) []byte {
 
 func backendCommand(args []string) error {
 	fs := flag.NewFlagSet("backend", flag.ContinueOnError)
-	listen := fs.String("listen", "127.0.0.1:9000", "`address`")
+	var engines addresses
+	fs.Var(&engines, "listen", "`address` of an engine; repeat it for several; default 127.0.0.1:9000")
+	prefill := fs.String("prefill", "", "`address` of an engine that only computes prompts")
+	boot := fs.Int("bootstrap", 0, "`port` of the bootstrap server that the engines report")
+	cache := fs.Int("cache", 0, "prefix cache of each engine, in `blocks`")
+	sglang := fs.Bool("sglang", false, "look like SGLang: without vLLM's GET /version")
+	noTokens := fs.Bool("no-tokens", false, "answer 404 to a router that asks for the token ids of a prompt")
+	record := fs.Bool("record", false, "keep the requests for GET "+requestsPath)
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	ln, err := net.Listen("tcp", *listen)
+	if len(engines) == 0 {
+		engines = addresses{"127.0.0.1:9000"}
+	}
+	b := newBackend()
+	b.cacheBlocks, b.sglang, b.noTokens = *cache, *sglang, *noTokens
+	if *record {
+		b.recorded = &recorder{}
+	}
+	failed := make(chan error, len(engines)+2)
+	if *boot != 0 {
+		go func() { failed <- b.listen(fmt.Sprintf("127.0.0.1:%d", *boot), newEngine(b, "prefill", *boot)) }()
+	}
+	for _, addr := range engines {
+		go func() { failed <- b.listen(addr, newEngine(b, "decode", *boot)) }()
+	}
+	if *prefill != "" {
+		go func() { failed <- b.listen(*prefill, newEngine(b, "prefill", *boot)) }()
+	}
+	return <-failed
+}
+
+// addresses is a flag that may be repeated.
+type addresses []string
+
+func (a *addresses) String() string     { return strings.Join(*a, ",") }
+func (a *addresses) Set(s string) error { *a = append(*a, s); return nil }
+
+func (b *backend) listen(addr string, e *engine) error {
+	ln, err := net.Listen("tcp", addr)
 	if err != nil {
 		return err
 	}
-	b := newBackend()
 	for {
 		c, err := ln.Accept()
 		if err != nil {
 			return err
 		}
-		go b.serve(c)
+		go b.serve(c, e)
 	}
 }
 
 // serve answers the requests of one connection in order.
-func (b *backend) serve(c net.Conn) {
+func (b *backend) serve(c net.Conn, e *engine) {
 	defer c.Close()
 	br := bufio.NewReaderSize(c, 4096)
 	var m message
@@ -100,28 +143,40 @@ func (b *backend) serve(c net.Conn) {
 				return
 			}
 		}
-		if b.answer(c, &m, body.Bytes()) != nil || m.close {
+		if b.answer(c, e, &m, body.Bytes()) != nil || m.close {
 			return
 		}
 	}
 }
 
-func (b *backend) answer(w io.Writer, m *message, body []byte) error {
+func (b *backend) answer(w io.Writer, e *engine, m *message, body []byte) error {
 	method, target := m.target()
 	if string(method) == "GET" {
-		return b.get(w, string(target))
+		return b.get(w, e, string(target))
 	}
+	if answer := e.other(string(target), body); answer != nil {
+		_, err := w.Write(answer)
+		return err
+	}
+	b.recorded.add(e, string(target), body)
+	joined := afterKey(body, `"bootstrap_room"`) != nil // a leg of SGLang: prefill's engine is told by its address
 	switch {
-	case hasTrue(body, `"do_remote_decode"`):
+	case hasTrue(body, `"do_remote_decode"`) || joined && e.prefill:
 		b.prefills.Add(1)
+		e.look(body)
 		_, err := w.Write(b.prefill)
+		return err
+	case !hasTrue(body, `"stream"`) && (joined || hasTrue(body, `"do_remote_prefill"`)):
+		b.decodes.Add(1)
+		_, err := w.Write(b.whole)
 		return err
 	case !hasTrue(body, `"stream"`):
 		b.wholes.Add(1)
+		e.look(body)
 		_, err := w.Write(b.whole)
 		return err
 	}
-	if hasTrue(body, `"do_remote_prefill"`) {
+	if joined || hasTrue(body, `"do_remote_prefill"`) {
 		b.decodes.Add(1)
 	} else {
 		b.streams.Add(1)
@@ -131,11 +186,15 @@ func (b *backend) answer(w io.Writer, m *message, body []byte) error {
 	return writeStream(w, events, period)
 }
 
-func (b *backend) get(w io.Writer, target string) (err error) {
+func (b *backend) get(w io.Writer, e *engine, target string) (err error) {
 	switch target {
 	case "/v1/models":
 		_, err = w.Write(b.models)
 	case "/version":
+		if b.sglang {
+			_, err = io.WriteString(w, notFound)
+			break
+		}
 		_, err = w.Write(b.version)
 	case countsPath:
 		var text []byte
@@ -143,6 +202,16 @@ func (b *backend) get(w io.Writer, target string) (err error) {
 		if err == nil {
 			_, err = w.Write(jsonAnswer(string(text)))
 		}
+	case "/server_info", "/get_server_info":
+		_, err = w.Write(e.info)
+	case "/model_info", "/get_model_info":
+		_, err = w.Write(b.model)
+	case hitsPath:
+		_, err = w.Write(e.hits())
+	case requestsPath:
+		_, err = w.Write(b.recorded.take())
+	case bootstrapTarget:
+		_, err = w.Write(e.topology)
 	default: // /health
 		_, err = io.WriteString(w, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 	}

@@ -103,7 +103,7 @@ func TestBackendAnswers(t *testing.T) {
 			b := newBackend()
 			m := message{first: []byte("POST " + requestPath + " HTTP/1.1")}
 			var out bytes.Buffer
-			if err := b.answer(&out, &m, []byte(tt.body)); err != nil {
+			if err := b.answer(&out, newEngine(b, "decode", 0), &m, []byte(tt.body)); err != nil {
 				t.Fatal(err)
 			}
 			body := readAnswer(t, &out)
@@ -113,7 +113,7 @@ func TestBackendAnswers(t *testing.T) {
 				checkWhole(t, body, tt.want.Prefill > 0)
 			}
 			out.Reset()
-			if err := b.get(&out, countsPath); err != nil {
+			if err := b.get(&out, newEngine(b, "decode", 0), countsPath); err != nil {
 				t.Fatal(err)
 			}
 			var got counts

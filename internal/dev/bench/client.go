@@ -39,8 +39,11 @@ func requestBody(size, events int, period time.Duration) []byte {
 	if events == 0 {
 		limit = 16
 	}
-	head := fmt.Sprintf(`{"model":"%s","stream":%t,"max_tokens":%d,"temperature":0.7,"%s":%d,"prompt":"`,
-		benchModel, events > 0, limit, periodField, period.Microseconds())
+	pause := "" // a field that no engine knows, so only where it is needed
+	if period > 0 {
+		pause = fmt.Sprintf(`"%s":%d,`, periodField, period.Microseconds())
+	}
+	head := fmt.Sprintf(`{"model":"%s","stream":%t,"max_tokens":%d,"temperature":0.7,%s"prompt":"`, benchModel, events > 0, limit, pause)
 	const words, tail = "the quick brown fox jumps over it ", `"}`
 	room := max(0, size-len(head)-len(tail))
 	prompt := strings.Repeat(words, room/len(words)+1)[:room]
@@ -55,15 +58,23 @@ type rawClient struct {
 	answer  message
 }
 
-func dialRaw(addr string, body []byte, buffer int) (*rawClient, error) {
+// dialRaw connects. header is a line that every request gets; "": none.
+func dialRaw(addr, header string, body []byte, buffer int) (*rawClient, error) {
 	conn, err := net.DialTimeout("tcp", addr, dialTimeout)
 	if err != nil {
 		return nil, err
 	}
-	request := fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: bench\r\nAccept: */*\r\n"+
-		"Authorization: Bearer sk-0123456789\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
-		requestPath, addr, len(body), body)
+	request := rawRequest(addr, header, body)
 	return &rawClient{conn: conn, br: bufio.NewReaderSize(conn, buffer), request: request}, nil
+}
+
+func rawRequest(addr, header string, body []byte) []byte {
+	if header != "" {
+		header += "\r\n"
+	}
+	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: bench\r\nAccept: */*\r\n"+
+		"Authorization: Bearer sk-0123456789\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n%s",
+		requestPath, addr, header, len(body), body)
 }
 
 func (c *rawClient) call() (io.Reader, error) {

@@ -76,7 +76,7 @@ func (h *holding) openAll() *sync.WaitGroup {
 
 // stream reads one stream and calls opened at its first event.
 func (h *holding) stream(opened func()) error {
-	c, err := dialRaw(h.Addr, h.body, 1<<10)
+	c, err := dialRaw(h.Addr, h.Header, h.body, 1<<10)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/internal/loadgen"
+	"github.com/pdproxy/pdproxy/internal/plot"
 )
 
 // Protocols of a load.
@@ -41,6 +42,7 @@ type load struct {
 	Rate      float64       // requests a second over all connections (open)
 	For       time.Duration // how long (closed, open, hold)
 	PIDs      []int         // processes of the proxy
+	Header    string        // line that every request gets (h1)
 }
 
 // args returns the command line of the load.
@@ -52,7 +54,7 @@ func (l *load) args() []string {
 	return []string{"load", "-mode", l.Mode, "-proto", l.Proto, "-addr", l.Addr,
 		"-conns", strconv.Itoa(l.Conns), "-quic-conns", strconv.Itoa(l.QUICConns),
 		"-body", strconv.Itoa(l.Body), "-events", strconv.Itoa(l.Events), "-period", l.Period.String(),
-		"-rate", strconv.FormatFloat(l.Rate, 'f', -1, 64), "-for", l.For.String(), "-pids", strings.Join(pids, ",")}
+		"-rate", strconv.FormatFloat(l.Rate, 'f', -1, 64), "-for", l.For.String(), "-pids", strings.Join(pids, ","), "-header", l.Header}
 }
 
 func parseLoad(args []string) (*load, error) {
@@ -68,6 +70,7 @@ func parseLoad(args []string) (*load, error) {
 	fs.DurationVar(&l.Period, "period", 0, "between two events")
 	fs.Float64Var(&l.Rate, "rate", 0, "requests a second (open)")
 	fs.DurationVar(&l.For, "for", 2*time.Second, "how long (closed, open, hold)")
+	fs.StringVar(&l.Header, "header", "", "`line` that every request gets (h1, hold)")
 	pids := fs.String("pids", "", "processes of the proxy, comma separated; none: no CPU figures")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
@@ -127,6 +130,8 @@ type result struct {
 	Request loadgen.Spread `json:"request_ms"`     // to the end of the answer
 	Event   loadgen.Spread `json:"event_ms"`       // from the backend to the client, without first events
 	First   loadgen.Spread `json:"first_event_ms"` // from the request to the first event
+	// RequestP999 is the time that one request of a thousand exceeds.
+	RequestP999 float64 `json:"request_p999_ms"`
 
 	RSS       float64 `json:"rss_mb"`
 	StreamRSS float64 `json:"rss_kb_per_stream"`
@@ -176,7 +181,7 @@ func (l *load) connect() ([]client, error) {
 	clients := make([]client, l.Conns)
 	if l.Proto == protoH1 {
 		for i := range clients {
-			c, err := dialRaw(l.Addr, body, 8<<10)
+			c, err := dialRaw(l.Addr, l.Header, body, 8<<10)
 			if err != nil {
 				return nil, err
 			}
@@ -327,5 +332,8 @@ func (t *tally) result() *result {
 		r.FirstError = t.firstError.Error()
 	}
 	r.Request, r.Event, r.First = loadgen.NewSpread(t.requests), loadgen.NewSpread(t.events), loadgen.NewSpread(t.first)
+	if len(t.requests) > 0 {
+		r.RequestP999 = plot.Quantile(t.requests, 0.999) // sorted by NewSpread
+	}
 	return r
 }

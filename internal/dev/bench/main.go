@@ -2,7 +2,9 @@
 // open stream, together with other proxies under the same load: nginx, Go's
 // httputil.ReverseProxy, and prefill-decode proxies on aiohttp and on FastAPI
 // with httpx. The results are ratios within one run, because absolute values
-// depend on the machine and the time.
+// depend on the machine and the time. The command peers installs more proxies
+// and routers and compares them in more respects; its result is
+// docs/benchmarks.md.
 //
 // All traffic uses 127.0.0.1. The proxy under test has one CPU core to itself.
 // The load and the engine behind the proxy share another core. README.md
@@ -18,8 +20,11 @@ import (
 
 const helpText = `usage:
   bench run     [flags]   the whole suite: every proxy, every case, a table of ratios
+  bench peers   [flags]   installs other proxies and routers and compares them; writes docs/benchmarks.json
+  bench page    [flags]   writes docs/benchmarks.md and its plots from docs/benchmarks.json
   bench check   [flags]   the program of the working tree beside that of a commit
   bench load    [flags]   one load against one address, one JSON line
+  bench replay  [flags]   the requests of a trace against one address, one JSON line
   bench backend [flags]   the engine behind the proxies
   bench reverse [flags]   httputil.ReverseProxy as a peer
 bench COMMAND -help lists the flags.
@@ -46,6 +51,12 @@ func command(args []string) error {
 		return loadCommand(args[1:])
 	case "backend":
 		return backendCommand(args[1:])
+	case "peers":
+		return peersCommand(args[1:])
+	case "replay":
+		return replayCommand(args[1:])
+	case "page":
+		return pageCommand(args[1:])
 	case "reverse":
 		return reverseCommand(args[1:])
 	}

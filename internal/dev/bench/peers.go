@@ -147,7 +147,7 @@ func (p *programs) nginxConfig(addr, upstream string) (path string, err error) {
 	}
 	var text strings.Builder
 	err = t.Execute(&text, map[string]any{
-		"Dir": p.dir, "Listen": addr, "Upstream": upstream,
+		"Dir": p.dir, "Listen": addr, "Upstream": upstream, "Workers": 1,
 		"Descriptors": p.descriptors, "Connections": p.descriptors - 10,
 	})
 	if err != nil {

@@ -18,6 +18,7 @@ const (
 	Fail503      = "503"               // status 503
 	Fail429      = "429"               // status 429
 	Fail400      = "400"               // status 400
+	FailBusy     = "busy"              // the engine's own refusal for lack of room, status 503
 	FailReset    = "reset"             // RST before any answer
 	FailClose    = "close"             // FIN before any answer
 	FailCut      = "cut"               // the answer is cut in its middle, then RST
@@ -29,7 +30,7 @@ const (
 	FailNotify   = "lost-notification" // vllm-moriio: the engine's notification to its peer is lost
 )
 
-var failKinds = []string{Fail500, Fail503, Fail429, Fail400, FailReset, FailClose, FailCut, FailGarbage, FailSlow, FailLoad, FailSSEError, FailNoParams, FailNotify}
+var failKinds = []string{Fail500, Fail503, Fail429, Fail400, FailBusy, FailReset, FailClose, FailCut, FailGarbage, FailSlow, FailLoad, FailSSEError, FailNoParams, FailNotify}
 
 // Phases in which Config.Hang makes requests hang until the client leaves.
 const (

@@ -46,6 +46,12 @@ type headerProtocol interface {
 	AnswerHeader(in, out http.Header)
 }
 
+// refusingProtocol is a protocol whose engine does more than to answer when it has no room.
+type refusingProtocol interface {
+	// NoRoom returns the refusal of a request that the engine would have accepted.
+	NoRoom(req *Request) *APIError
+}
+
 // greetingProtocol is a protocol whose streams begin before the first token.
 type greetingProtocol interface {
 	// Greeting returns the events that directly follow the head of a stream,

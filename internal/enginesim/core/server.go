@@ -183,6 +183,9 @@ func (e *Engine) Generating(route string) http.HandlerFunc {
 		if refusal == nil {
 			refusal = e.CheckTokens(req)
 		}
+		if refusal == nil && kind == FailBusy {
+			refusal = e.noRoom(req)
+		}
 		if refusal != nil {
 			e.Stats.Rejected.Add(1)
 			e.Refuse(w, refusal)
@@ -194,6 +197,15 @@ func (e *Engine) Generating(route string) http.HandlerFunc {
 		req.Fault = kind
 		e.answer(w, r, req)
 	}
+}
+
+// noRoom returns the refusal of a request for which the engine has no room. The text is SGLang's
+// (managers/scheduler.py).
+func (e *Engine) noRoom(req *Request) *APIError {
+	if p, ok := e.Proto.(refusingProtocol); ok {
+		return p.NoRoom(req)
+	}
+	return &APIError{Status: http.StatusServiceUnavailable, Type: "ServiceUnavailable", Message: "The request queue is full."}
 }
 
 // Refuse answers with an error.

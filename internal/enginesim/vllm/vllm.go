@@ -229,18 +229,27 @@ func (v *VLLM) parseRoute(route string, h http.Header, body []byte) (*core.Reque
 	}
 	req.Ext = ext
 	if refusal := v.check(req); refusal != nil {
-		if route != core.RouteTokens { // this route has no clean-up
-			v.refused(ext)
-		}
+		v.refused(req)
 		return nil, refusal
 	}
 	return req, nil
 }
 
+// NoRoom refuses a request that --max-num-queued-reqs does not allow (exceptions.py
+// QueueOverflowError). The serving layer checks this limit inside the clean-up of rejected requests
+// (entrypoints/generate/base/serving.py _preflight).
+func (v *VLLM) NoRoom(req *core.Request) *core.APIError {
+	v.refused(req)
+	return &core.APIError{Status: http.StatusServiceUnavailable, Type: "Service Unavailable",
+		Message: "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."}
+}
+
 // refused makes the connector give up the transfer of a request that the
 // serving layer has rejected.
-func (v *VLLM) refused(ext *vllmRequest) {
+func (v *VLLM) refused(req *core.Request) {
+	ext := req.Ext.(*vllmRequest)
 	switch {
+	case req.Route == core.RouteTokens: // this route has no clean-up
 	case v.Connector != nil:
 		v.Connector.rejected(ext.other)
 	case v.Push != nil:
