@@ -176,7 +176,7 @@ func (s *soak) cleanRound() {
 	rng := s.rand(0, 1<<20)
 	for end := time.Now().Add(patience); len(missing) > 0 && !s.hopeless(); {
 		if time.Now().After(end) {
-			s.t.Errorf("no answer in the clean round from %v", missing)
+			s.t.Errorf("no answer in the clean round from %v\n%s", missing, strings.Join(s.log.with("level=ERROR", "pair is", "has restarted", "warm-up"), "\n"))
 			return
 		}
 		var mu sync.Mutex

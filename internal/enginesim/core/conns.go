@@ -11,6 +11,7 @@ import (
 type connSet struct {
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
+	ended bool // guarded by mu
 }
 
 func newConnSet() *connSet { return &connSet{conns: make(map[net.Conn]struct{})} }
@@ -21,6 +22,10 @@ func (c *connSet) State(conn net.Conn, s http.ConnState) {
 	defer c.mu.Unlock()
 	switch s {
 	case http.StateNew:
+		if c.ended { // accepted while the process ended
+			conn.Close()
+			return
+		}
 		c.conns[conn] = struct{}{}
 	case http.StateClosed, http.StateHijacked:
 		delete(c.conns, conn)
@@ -33,10 +38,11 @@ func (c *connSet) count() int {
 	return len(c.conns)
 }
 
-// Close closes every connection; abrupt resets them.
+// Close closes every connection, also those that come later; abrupt resets them.
 func (c *connSet) Close(abrupt bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.ended = true
 	for conn := range c.conns {
 		closeConn(conn, abrupt)
 	}
