@@ -7,7 +7,6 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
-	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -32,9 +31,6 @@ func (a *attempt) decodeWaits() bool {
 	// the engine (Down), the first state has not arrived yet.
 	if a.concurrent || takesKV(t, now, a.began.forced) || t.State() == engine.Down {
 		return true
-	}
-	if connector.PinsDecode(a.conn) {
-		return false
 	}
 	known := a.env.Registry.Snapshot()
 	for tried := []engine.Target{t}; ; tried = append(tried, t) {

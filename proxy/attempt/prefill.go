@@ -172,7 +172,7 @@ func (a *attempt) failedAtOnce(l *leg, answer []byte) error {
 // the attempt needs another decode engine, unless the leg hook requests another attempt, or none.
 func (a *attempt) decodeAfterPrefill() error {
 	err := a.answerLeg(a.env.Context)
-	if err == nil || downstream.OwnFault(err) || maybeSent(err) && (!overloaded(err) || a.prefill.handoff.RefusalFrees) || connector.PinsDecode(a.conn) || a.leaseOver() {
+	if err == nil || downstream.OwnFault(err) || maybeSent(err) && (!overloaded(err) || a.prefill.handoff.RefusalFrees) || a.leaseOver() {
 		return err
 	}
 	if d := a.askHook(err).Decision; d != abi.LegRetry && d != abi.LegGiveUp {

@@ -216,20 +216,6 @@ type Merger interface {
 	Merge(dst []byte, h *Handoff, answer []byte, events bool) ([]byte, error)
 }
 
-// Bound is a Connector whose prefill leg names the decode engine that receives the KV.
-// No other engine can take the decode leg, before or after that.
-type Bound interface {
-	Connector
-	// BindsDecode marks the connector and does nothing.
-	BindsDecode()
-}
-
-// PinsDecode reports whether c is a Bound.
-func PinsDecode(c Connector) bool {
-	_, pins := c.(Bound)
-	return pins
-}
-
 // Waiter is a connector of concurrent legs whose decode engine holds its blocks without end if prefill
 // does not write to them. While prefill computes, its Cleanup therefore has a call with UntilServed.
 type Waiter interface {

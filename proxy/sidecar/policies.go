@@ -167,13 +167,11 @@ func (r *Route) placeAlone(i *engine.Instance) {
 }
 
 // decodeKnownFirst reports whether the decode engine must be known before the prefill leg
-// is sent: the decode leg may begin before prefill has answered, or prefill sends the KV
-// to decode.
+// is sent: the decode leg may begin before prefill has answered.
 func (r *Route) decodeKnownFirst() bool {
 	local := r.local[0]
-	conn := connector.Of(local)
-	_, ordered := conn.(connector.Ordered)
-	return local.Flow == abi.FlowConcurrent || connector.PinsDecode(conn) || ordered && r.ScheduleStyle != "context_first"
+	_, ordered := connector.Of(local).(connector.Ordered)
+	return local.Flow == abi.FlowConcurrent || ordered && r.ScheduleStyle != "context_first"
 }
 
 // restrict limits the next placement to the engines of a coordination policy. It returns
