@@ -247,7 +247,7 @@ routing: ## hits and evenness of kv_aware and pair_aware on variants of a real t
 	PDPROXY_ROUTING=long $(GO) test -count=1 -run '^TestVariantsAreEven$$' -v ./internal/replay
 
 .PHONY: routing-tables
-routing-tables: ## the tables of docs/concepts/routing.md: all place policies on four public traces
+routing-tables: ## the tables of docs/concepts/routing.md: place policies on four public traces
 	PDPROXY_ROUTING=tables $(GO) test -count=1 -timeout 2h -run '^TestTables$$' -v ./internal/replay
 
 .PHONY: reference
