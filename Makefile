@@ -251,6 +251,10 @@ bench-kv: ## KV index: events a second, matches beside them, bytes a block; a wh
 routing: ## hits and evenness of kv_aware and pair_aware on variants of a real trace
 	PDPROXY_ROUTING=long $(GO) test -count=1 -run '^TestVariantsAreEven$$' -v ./internal/replay
 
+.PHONY: routing-tables
+routing-tables: ## the tables of docs/concepts/routing.md: place policies on four public traces
+	PDPROXY_ROUTING=tables $(GO) test -count=1 -timeout 2h -run '^TestTables$$' -v ./internal/replay
+
 .PHONY: reference
 reference: ## the generated pages of docs/reference
 	$(GO) test -count=1 ./conformance/docs -update

@@ -95,7 +95,7 @@ func TestExitCodes(t *testing.T) {
 		"demo bad policy":              {[]string{"demo", "--place", "kvaware"}, exit.Usage, "", "did you mean kv_aware?"},
 		"demo bad port":                {[]string{"demo", "--engine-port", "65534"}, exit.Usage, "", "--engine-port"},
 		"completion":                   {[]string{"completion", "bash"}, exit.OK, "bash completion", ""},
-		"no preset":                    {[]string{"replay", "--trace", good, "--preset", "h100"}, exit.Usage, "", `--preset: no preset is named "h100"; the presets are llama70b-h100, deepseek-v3-h200`},
+		"no preset":                    {[]string{"replay", "--trace", good, "--preset", "h100"}, exit.Usage, "", `--preset: no preset is named "h100"; the presets are llama70b-h100, llama70b-a100, deepseek-v3-h200`},
 		"check good":                   {[]string{"check", good}, exit.OK, "ok\n", ""},
 		"check bad":                    {[]string{"check", bad}, exit.Usage, "", bad + ":3: server.colour: unknown key"},
 		"check missing file":           {[]string{"check", "/nonexistent.toml"}, exit.Usage, "", "nonexistent"},

@@ -75,7 +75,7 @@ the given one. The same kind and seed give the same trace.`,
 	f.IntVar(&r.fleet.BlocksPerRank, "blocks-per-rank", 4000, "KV blocks of each prefill rank")
 	f.IntVar(&r.fleet.BlockTokens, "block-tokens", 512, "tokens in one block of the trace")
 	f.Float64Var(&r.fleet.Load, "load", 0.9, "share of the prefill capacity that the trace would use with the ideal hit ratio")
-	f.StringVar(&r.preset, "preset", replay.Presets()[0], "speed and memory of the engines: "+strings.Join(replay.Presets(), " or "))
+	f.StringVar(&r.preset, "preset", replay.Presets()[0], "speed and memory of the engines: "+strings.Join(replay.Presets(), ", "))
 	f.StringVar(&r.model, "model-file", "", "TOML file with the keys of a preset, instead of --preset")
 	f.DurationVar(&r.ttft, "slo-ttft", 0, "limit of a good request for the time to first token; 0: as in the preset")
 	f.DurationVar(&r.itl, "slo-itl", 0, "limit of a good request for the mean time between tokens; 0: as in the preset")

@@ -45,7 +45,7 @@ type Model struct {
 var models embed.FS
 
 // Presets are the names of the built-in models; the first is the default.
-func Presets() []string { return []string{"llama70b-h100", "deepseek-v3-h200"} }
+func Presets() []string { return []string{"llama70b-h100", "llama70b-a100", "deepseek-v3-h200"} }
 
 // Preset returns the built-in model of that name.
 func Preset(name string) (*Model, error) {

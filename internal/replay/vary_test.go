@@ -1,51 +1,11 @@
 package replay
 
 import (
-	"bufio"
-	"compress/gzip"
-	"encoding/json"
 	"os"
 	"reflect"
 	"testing"
 	"time"
 )
-
-// wholeTrace is the whole public trace.
-func wholeTrace(t testing.TB) *Trace {
-	t.Helper()
-	f, err := os.Open("testdata/mooncake.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var w traceWriter
-	for lines := bufio.NewScanner(z); lines.Scan(); {
-		var (
-			at            float64
-			input, output int
-			runs          [][2]uint64
-			ids           []uint64
-		)
-		if err := json.Unmarshal(lines.Bytes(), &[]any{&at, &input, &output, &runs}); err != nil {
-			t.Fatal(err)
-		}
-		for _, run := range runs {
-			for i := range run[1] {
-				ids = append(ids, run[0]+i)
-			}
-		}
-		w.add(time.Duration(at*float64(time.Millisecond)), input, output, ids)
-	}
-	tr := w.trace("mooncake", 512)
-	if len(tr.Requests) != 12031 {
-		t.Fatalf("got %d requests", len(tr.Requests))
-	}
-	return tr
-}
 
 // A variant is a trace: ordered by arrival, within the time of the original,
 // with conversations that hit their own blocks, and with ids that each stand for

@@ -78,7 +78,7 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 	if other != 0 {
 		best = p.tiers(rows, role, float64(prompt))
 	}
-	s := Pool{prompt: float64(prompt), micros: p.TokenMicros, late: p.LateSeconds * 1e6}
+	s := Pool{prompt: float64(prompt), micros: p.TokenMicros, late: p.LateSeconds * 1e6, weight: p.LateWeight}
 	if measured > 0 {
 		s.micros = micros / float64(measured)
 	}
@@ -90,9 +90,9 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 	s.home = p.HomeRequests * typical
 	all := float64(n)
 	calm := p.calm(busy, all)
-	s.weight = p.BusyLateWeight + float64(calm*(p.LateWeight-p.BusyLateWeight))
 	mean := max(1, requests/max(1, all))
-	s.held, s.few, s.even = calm*p.HeldWeight/mean, p.HeldFree*mean, p.EvenWeight*mean
+	held := p.BusyHeldWeight + float64(calm*(p.HeldWeight-p.BusyHeldWeight))
+	s.held, s.few, s.even = held/mean, p.HeldFree*mean, p.EvenWeight*mean
 	band := max(0.001, p.EvenTo-p.EvenFrom)
 	s.lack, s.share = (1-p.EvenFrom)/band, all/(band*max(1, recent))
 	s.balance = p.BalanceWeight * s.micros
@@ -100,18 +100,13 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 	switch most := float64(best); {
 	case most > p.SharedTokens && f.Request.Shared > 0 && p.turns(f, role, &s, all, most, typical):
 	case most > p.SharedTokens:
-		patience := p.Patience
-		if f.Request.Turn == 1 {
-			patience = p.FirstPatience
-		}
-		patience *= 1 + float64(p.BusyPatience*(1-calm))
 		holding := holders(rows, role, float32(0.75*most))
-		s.worth = patience * typical / (s.prompt * holding)
+		s.worth = (float64(p.SavedWeight*s.micros) + float64((1-calm)*p.Patience*typical/s.prompt)) / holding
 		s.home *= min(holding, homes)
 	case requests >= enough*all:
 		x := s.prompt * s.micros / (p.SizeMiddle * typical)
 		s.place, s.near = all*x/(1+x), 1
-		s.spread = p.SizeSpread * typical / (all + float64(float64(queued)*s.micros)/typical)
+		s.spread = (1 - calm) * p.SizeSpread * typical / (all + float64(float64(queued)*s.micros)/typical)
 	}
 	return s
 }

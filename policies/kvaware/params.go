@@ -9,11 +9,12 @@ import (
 type Params struct {
 	QueueWeight, BalanceWeight         float64
 	LateSeconds                        float64
-	LateWeight, BusyLateWeight         float64
-	HeldWeight, HeldFree               float64
+	LateWeight                         float64
+	HeldWeight, BusyHeldWeight         float64
+	HeldFree                           float64
 	EvenWeight, EvenFrom, EvenTo       float64
-	BusyFrom, BusyTo, BusyPatience     float64
-	Patience, FirstPatience            float64
+	BusyFrom, BusyTo                   float64
+	SavedWeight, Patience              float64
 	SizeSpread, SizeMiddle             float64
 	RequestTokens                      float64
 	SharedTokens, TypicalTokens        float64
@@ -33,19 +34,18 @@ func (p *Params) Table() param.Table {
 		{Name: "balance_weight", Value: &p.BalanceWeight, Default: 0.1, Most: 100, Meaning: "weight of the uncached tokens that were recently placed on a target; 0 balances queues only"},
 		{Name: "request_tokens", Value: &p.RequestTokens, Default: 256, Most: large, Unit: "tokens", Meaning: "tokens that a request adds to its uncached tokens, in the recent work of a target"},
 		{Name: "late_seconds", Value: &p.LateSeconds, Default: 2.25, Most: large, Unit: "s", Meaning: "estimated time to the end of prefill above which a target is late"},
-		{Name: "late_weight", Value: &p.LateWeight, Default: 12, Most: 1000, Meaning: "additional weight of each second between late_seconds and twice late_seconds"},
-		{Name: "busy_late_weight", Value: &p.BusyLateWeight, Default: 5, Most: 1000, Meaning: "the same if targets are busy"},
-		{Name: "held_weight", Value: &p.HeldWeight, Default: 10, Most: 1000, Meaning: "requests that a second of computation above late_seconds delays on a target with the mean number of requests; 0 if targets are busy"},
+		{Name: "late_weight", Value: &p.LateWeight, Default: 6, Most: 1000, Meaning: "additional weight of each second between late_seconds and twice late_seconds"},
+		{Name: "held_weight", Value: &p.HeldWeight, Default: 2.5, Most: 1000, Meaning: "requests that a second of computation above late_seconds delays on a target with the mean number of requests"},
+		{Name: "busy_held_weight", Value: &p.BusyHeldWeight, Default: 5, Most: 1000, Meaning: "the same if targets are busy"},
 		{Name: "held_free", Value: &p.HeldFree, Default: 0.2, Most: 1000, Meaning: "share of the mean target's requests that is free: held_weight counts only requests above it"},
-		{Name: "even_weight", Value: &p.EvenWeight, Default: 1, Most: 1000, Meaning: "requests that held_weight adds to a target that lacks even_to of the mean target's recent work, as a share of the mean target's requests; 0 allows targets with only long prompts"},
-		{Name: "even_from", Value: &p.EvenFrom, Default: 0.05, Most: 1, Meaning: "lack of recent work, as a share of the mean target's uncached tokens, from which even_weight begins to count"},
+		{Name: "even_weight", Value: &p.EvenWeight, Default: 1.2, Most: 1000, Meaning: "requests that held_weight adds to a target that lacks even_to of the mean target's recent work, as a share of the mean target's requests; 0 allows targets with only long prompts"},
+		{Name: "even_from", Value: &p.EvenFrom, Default: 0.03, Most: 1, Meaning: "lack of recent work, as a share of the mean target's uncached tokens, from which even_weight begins to count"},
 		{Name: "even_to", Value: &p.EvenTo, Default: 0.25, Most: 1, Meaning: "the same, from which even_weight counts fully"},
-		{Name: "patience", Value: &p.Patience, Default: 85, Most: 10000, Unit: "requests", Meaning: "additional typical requests that may wait at the only target with the whole prompt before another target computes the prompt; proportionally fewer if the target has a part of the prompt, or if several targets have it"},
-		{Name: "first_patience", Value: &p.FirstPatience, Default: 140, Most: 10000, Unit: "requests", Meaning: "the same for the first turn of a conversation, which can only match shared prefixes"},
-		{Name: "busy_patience", Value: &p.BusyPatience, Default: 0.25, Most: 1000, Meaning: "additional patience if targets are busy, as a share"},
-		{Name: "busy_from", Value: &p.BusyFrom, Default: 0.59, Most: 1000, Meaning: "mean busy share of the last minute from which targets begin to count as busy"},
-		{Name: "busy_to", Value: &p.BusyTo, Default: 0.64, Most: 1000, Meaning: "the same, from which targets count as fully busy"},
-		{Name: "size_spread", Value: &p.SizeSpread, Default: 20, Most: 10000, Unit: "requests", Meaning: "separates prompts without a match by size, short prompts on the first targets and long prompts on the last: additional typical requests that may wait at the right end of the list before a prompt goes to the other end; 0 mixes all sizes"},
+		{Name: "saved_weight", Value: &p.SavedWeight, Default: 4, Most: 1000, Meaning: "weight of the prefill that the blocks of a target save, in addition to its time: computing them again delays other requests"},
+		{Name: "patience", Value: &p.Patience, Default: 85, Most: 10000, Unit: "requests", Meaning: "if targets are busy: additional typical requests that may wait at the only target with the whole prompt before another target computes the prompt; proportionally fewer if the target has a part of the prompt, or if several targets have it"},
+		{Name: "busy_from", Value: &p.BusyFrom, Default: 0.56, Most: 1000, Meaning: "mean busy share of the last minute from which targets begin to count as busy"},
+		{Name: "busy_to", Value: &p.BusyTo, Default: 0.66, Most: 1000, Meaning: "the same, from which targets count as fully busy"},
+		{Name: "size_spread", Value: &p.SizeSpread, Default: 20, Most: 10000, Unit: "requests", Meaning: "if targets are busy, separates prompts without a match by size, short prompts on the first targets and long prompts on the last: additional typical requests that may wait at the right end of the list before a prompt goes to the other end; 0 mixes all sizes"},
 		{Name: "size_middle", Value: &p.SizeMiddle, Default: 4, Least: 0.01, Most: 10000, Unit: "requests", Meaning: "size, in typical requests, of a prompt in the middle of the list"},
 		{Name: "shared_tokens", Value: &p.SharedTokens, Default: 512, Most: large, Unit: "tokens", Meaning: "part of a match that gets no patience, because it is probably a prefix that all requests share"},
 		{Name: "typical_tokens", Value: &p.TypicalTokens, Default: 4096, Least: 1, Most: large, Unit: "tokens", Meaning: "uncached tokens of a typical request, without recent placements"},

@@ -36,6 +36,13 @@ func place(t *testing.T, p Params, f *abi.PlaceFacts) abi.PlaceDecision {
 	return d
 }
 
+// busy makes the targets of a prefill leg busy.
+func busy(rows []abi.Candidate) {
+	for i := range 4 {
+		rows[i].Busy = 0.9
+	}
+}
+
 func TestPrefill(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -54,12 +61,17 @@ func TestPrefill(t *testing.T) {
 			r[1].BlocksGPU, r[1].Queued, r[0].Queued, r[2].Queued = 2, 900_000, 10, 0
 			r[3].Queued = 10
 		}, nil, 2},
-		{"without patience only its own time counts", 10_240, 2, func(r []abi.Candidate) {
+		{"a longer queue is not worth it while targets have time", 10_240, 2, func(r []abi.Candidate) {
+			r[1].BlocksGPU, r[1].Queued, r[0].Queued, r[3].Queued = 16, 60_000, 10, 10
+		}, nil, 2},
+		{"the same queue is, if targets are busy", 10_240, 2, func(r []abi.Candidate) {
+			r[1].BlocksGPU, r[1].Queued, r[0].Queued, r[3].Queued = 16, 60_000, 10, 10
+			busy(r)
+		}, nil, 1},
+		{"without weight and patience only its own time counts", 10_240, 2, func(r []abi.Candidate) {
 			r[1].BlocksGPU, r[1].Queued, r[0].Queued, r[3].Queued = 16, 12_000, 10, 10
-		}, func(p *Params) { p.Patience = 0 }, 2},
-		{"a first turn has patience of its own", 10_240, 1, func(r []abi.Candidate) {
-			r[1].BlocksGPU, r[1].Queued, r[0].Queued, r[3].Queued = 16, 12_000, 10, 10
-		}, func(p *Params) { p.FirstPatience = 0 }, 2},
+			busy(r)
+		}, func(p *Params) { p.SavedWeight, p.Patience = 0, 0 }, 2},
 		{"a copy of many is not waited for", 10_240, 2, func(r []abi.Candidate) {
 			for i := range 4 {
 				r[i].BlocksGPU, r[i].Queued = 16, 9000
@@ -102,12 +114,18 @@ func TestPrefill(t *testing.T) {
 			}
 			r[1].RecentTokens, r[1].RecentRequests, r[1].Queued, r[2].Queued = 60_000, 1, 5000, 0
 		}, func(p *Params) { p.EvenWeight = 0 }, 1},
-		{"unless the targets are busy", 60_000, 1, func(r []abi.Candidate) {
+		{"more so if targets are busy", 60_000, 1, func(r []abi.Candidate) {
 			for i := range 4 {
-				r[i].RecentTokens, r[i].RecentRequests, r[i].Busy = 90_000, 3, 0.9
+				r[i].RecentTokens, r[i].RecentRequests = 90_000, 3
 			}
-			r[1].RecentRequests, r[1].Queued = 1, 5000
-			r[0].Queued, r[2].Queued, r[3].Queued = 10, 0, 10
+			r[1].RecentRequests, r[1].Queued = 1, 120_000
+			busy(r)
+		}, nil, 1},
+		{"than while they have time", 60_000, 1, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].RecentTokens, r[i].RecentRequests, r[i].Queued = 90_000, 3, 10
+			}
+			r[1].RecentRequests, r[1].Queued, r[2].Queued = 1, 120_000, 0
 		}, nil, 2},
 		{"a short prompt does not pay the cost", 10_240, 1, func(r []abi.Candidate) {
 			for i := range 4 {
@@ -148,13 +166,13 @@ func TestPrefill(t *testing.T) {
 	}
 }
 
-// TestSizes: once sizes are known, prompts without a match go to the place for
-// their size, unless work or queues outweigh it.
+// TestSizes: once sizes are known and targets are busy, prompts without a match go to the place
+// for their size, unless work or queues outweigh it.
 func TestSizes(t *testing.T) {
 	f := &abi.PlaceFacts{Candidates: prefills(8)}
 	f.Candidates[9].Tokens = 1
 	for i := range 8 {
-		f.Candidates[i].RecentTokens, f.Candidates[i].RecentRequests = 50_000, 10 // 5,000 a request
+		f.Candidates[i].RecentTokens, f.Candidates[i].RecentRequests, f.Candidates[i].Busy = 50_000, 10, 0.9 // 5,000 a request
 	}
 	p, last := Defaults(), int32(0)
 	for _, prompt := range []int64{10, 5000, 20_000, 60_000, 500_000} {
