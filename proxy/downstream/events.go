@@ -24,7 +24,7 @@ const eventsBuffer = 4 << 10
 func (c *Client) Events(buf *buffer.Buffer) Events { return Events{w: c.w, rc: &c.rc, buf: buf} }
 
 // Take returns the memory into which the caller reads events for Write. It is the same memory until
-// Free. Take and Free are the methods of upstream.Space.
+// Free. Take and Free are methods of upstream.Sink.
 func (e *Events) Take() []byte {
 	if e.buf == nil {
 		e.buf = buffer.Get(eventsBuffer)
