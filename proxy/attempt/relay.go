@@ -168,6 +168,7 @@ type streamRelay struct {
 	events openai.EventScanner
 	held   int // bytes that are reserved for incomplete or merged events
 
+	intervals *telemetry.Intervals
 	last      time.Time // when the last piece came
 	lastEvent time.Time // when the last piece with an event came
 	seen      int64     // the events at that time
@@ -185,12 +186,11 @@ type streamRelay struct {
 
 // pump copies the stream. first holds the bytes that have been read already; pump frees it.
 func (s *streamRelay) pump(first *buffer.Buffer) error {
-	client := s.a.env.Client
-	s.last = s.a.env.Journal.FirstByte
-	s.lastEvent = s.last
-	client.RenewWrites(s.last)
-	s.out = client.Events(first)
+	journal := s.a.env.Journal
+	s.last, s.lastEvent, s.intervals = journal.FirstByte, journal.FirstByte, &journal.Intervals
+	s.out = s.a.env.Client.Events(first)
 	defer s.out.Free()
+	s.out.RenewWrites(s.last)
 	if s.relay(first.B, nil) {
 		s.resp.Each(s)
 	}
@@ -204,13 +204,12 @@ func (s *streamRelay) Take() []byte { return s.out.Take() }
 func (s *streamRelay) Free() { s.out.Free() }
 
 // Use implements upstream.Sink.
-func (s *streamRelay) Use(n int, err error) (more bool) {
-	now := time.Now()
+func (s *streamRelay) Use(n int, at time.Time, err error) (more bool) {
 	if n > 0 {
-		s.a.env.Journal.Intervals.Observe(now.Sub(s.last))
-		s.last = now
+		s.intervals.Observe(at.Sub(s.last))
+		s.last = at
 	}
-	s.a.env.Client.RenewWrites(now)
+	s.out.RenewWrites(at)
 	return s.relay(s.out.Take()[:n], err)
 }
 

@@ -80,9 +80,9 @@ type Sink interface {
 	// Free takes the memory back while Each waits for the engine. Each may call it several
 	// times in a row.
 	Free()
-	// Use gets a piece, the first n bytes of the memory, and, without a piece, the error that
-	// ends the body. After false, Each returns.
-	Use(n int, err error) (more bool)
+	// Use gets a piece, the first n bytes of the memory, which came at that time, and, without
+	// a piece, the error that ends the body. After false, Each returns.
+	Use(n int, at time.Time, err error) (more bool)
 }
 
 // Each reads the rest of the body into the memory of s, as Read does. It gives each piece to
@@ -92,14 +92,14 @@ type Sink interface {
 // call Close. Each may return without a last call of Free.
 func (r *Response) Each(s Sink) {
 	for !r.Ended() {
-		if n, ok := r.body.follow(s); !ok || n > 0 && !s.Use(n, nil) {
+		if n, ok := r.body.follow(s); !ok || n > 0 && !s.Use(n, time.Now(), nil) {
 			return
 		}
-		if n, _ := r.Read(s.Take()); n > 0 && !s.Use(n, nil) {
+		if n, _ := r.Read(s.Take()); n > 0 && !s.Use(n, time.Now(), nil) {
 			return
 		}
 	}
-	s.Use(0, r.body.err)
+	s.Use(0, time.Now(), r.body.err)
 }
 
 // Ended reports whether the next Read returns the end of the body or an error without

@@ -38,7 +38,7 @@ type sink struct {
 	use func(n int, err error) bool
 }
 
-func (s sink) Use(n int, err error) bool { return s.use(n, err) }
+func (s sink) Use(n int, _ time.Time, err error) bool { return s.use(n, err) }
 
 // each reads a body by Each. It returns the body and the error that ended it.
 func each(resp *Response) (string, error) {

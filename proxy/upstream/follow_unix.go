@@ -111,7 +111,7 @@ func (f *follower) read(fd uintptr) bool {
 		}
 		c.readAt = time.Now()
 		c.noteRead(c.readAt)
-		if f.n > 0 && !f.sink.Use(f.n, nil) {
+		if f.n > 0 && !f.sink.Use(f.n, c.readAt, nil) {
 			f.stopped = true
 			return true
 		}
