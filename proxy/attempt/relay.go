@@ -57,7 +57,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	if err := a.claimAnswer(ctx, true); err != nil {
 		return err
 	}
-	s := streamRelay{a: a, l: l, timed: a.c.TRTLLM.PerfMetrics, recounts: a.recounts(), cached: -1}
+	s := streamRelay{ctx: ctx, a: a, l: l, resp: resp, timed: a.c.TRTLLM.PerfMetrics, recounts: a.recounts(), cached: -1}
 	s.cuts = a.p.Decode.Spec.Bidirectional && !a.p.Prefill.IsZero() && !a.c.Trust
 	s.edits = s.timed || s.cuts || a.concurrent
 	if s.recounts && !a.concurrent {
@@ -88,7 +88,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	first := buf
 	buf = nil
 	defer env.Memory.Release(first.Uncount()) // later pieces of the stream use as much at most
-	return s.end(ctx, s.pump(ctx, resp, first))
+	return s.end(s.pump(first))
 }
 
 // readHead reads until buf holds an event with content. The first event of the answer must come
@@ -157,12 +157,22 @@ func (a *attempt) releaseRequest() {
 	}
 }
 
-// streamRelay relays one stream after its first event has come.
+// streamRelay relays one stream after its first event has come. It is the Sink of the stream: it
+// writes the whole events of each piece, with one flush.
 type streamRelay struct {
+	ctx    context.Context
 	a      *attempt
 	l      *leg
+	out    downstream.Events
+	resp   *upstream.Response
 	events openai.EventScanner
 	held   int // bytes that are reserved for incomplete or merged events
+
+	intervals *telemetry.Intervals
+	last      time.Time // when the last piece came
+	lastEvent time.Time // when the last piece with an event came
+	seen      int64     // the events at that time
+	failed    error     // why the relay has ended before the stream; nil: it has not
 
 	edits bool // edited must see the events
 	timed bool // the stream ends with the engine's timing
@@ -174,63 +184,68 @@ type streamRelay struct {
 	recounted []byte // memory for recounted events
 }
 
-// pump copies the stream: it reads the available bytes and writes the whole events among them,
-// with one flush per read. first holds the bytes that have been read already; pump frees it.
-func (s *streamRelay) pump(ctx context.Context, resp *upstream.Response, first *buffer.Buffer) error {
-	a, env, events := s.a, s.a.env, &s.events
-	idle := time.Duration(env.Config.Timeouts.StreamIdle)
-	last := env.Journal.FirstByte
-	lastEvent, seen := last, int64(0)
-	env.Client.RenewWrites(last)
-	out := env.Client.Events(first)
-	defer out.Free()
-	var failed error
-	use := func(chunk []byte, err error) (more bool) {
-		whole := events.Feed(chunk)
-		var werr error
-		if n := events.Held() + cap(a.both.merged); n > s.held {
-			werr = s.hold(n)
-		}
-		if events.Aborted {
-			whole, failed = openai.BeforeAbort(whole), errAborted
-		}
-		if len(whole) > 0 && werr == nil && (s.edits || s.recounts && events.Usages != s.usages) {
-			whole, werr = s.edited(ctx, whole)
-		}
-		if len(whole) > 0 && werr == nil {
-			werr = out.Write(whole, resp.Ended())
-		}
-		switch {
-		case werr != nil:
-			failed = werr
-		case err != nil:
-			if err != io.EOF && failed == nil {
-				failed = err
-			}
-		case events.Events != seen:
-			seen, lastEvent = events.Events, last
-		case last.Sub(lastEvent) > idle:
-			failed = errNoEvent // an engine that hangs may still send comments
-		}
-		return err == nil && failed == nil
+// pump copies the stream. first holds the bytes that have been read already; pump frees it.
+func (s *streamRelay) pump(first *buffer.Buffer) error {
+	journal := s.a.env.Journal
+	s.last, s.lastEvent, s.intervals = journal.FirstByte, journal.FirstByte, &journal.Intervals
+	s.out = s.a.env.Client.Events(first)
+	defer s.out.Free()
+	s.out.RenewWrites(s.last)
+	if s.relay(first.B, nil) {
+		s.resp.Each(s)
 	}
-	if !use(first.B, nil) {
-		return failed
+	return s.failed
+}
+
+// Take implements upstream.Sink.
+func (s *streamRelay) Take() []byte { return s.out.Take() }
+
+// Free implements upstream.Sink.
+func (s *streamRelay) Free() { s.out.Free() }
+
+// Use implements upstream.Sink.
+func (s *streamRelay) Use(n int, at time.Time, err error) (more bool) {
+	if n > 0 {
+		s.intervals.Observe(at.Sub(s.last))
+		s.last = at
 	}
-	resp.Each(&out, func(n int, err error) bool {
-		now := time.Now()
-		if n > 0 {
-			env.Journal.Intervals.Observe(now.Sub(last))
-			last = now
+	s.out.RenewWrites(at)
+	return s.relay(s.out.Take()[:n], err)
+}
+
+// relay writes the whole events after the next piece, and notes the error that ends the stream.
+func (s *streamRelay) relay(piece []byte, err error) (more bool) {
+	whole := s.events.Feed(piece)
+	var werr error
+	if n := s.events.Held() + cap(s.a.both.merged); n > s.held {
+		werr = s.hold(n)
+	}
+	if s.events.Aborted {
+		whole, s.failed = openai.BeforeAbort(whole), errAborted
+	}
+	if len(whole) > 0 && werr == nil && (s.edits || s.recounts && s.events.Usages != s.usages) {
+		whole, werr = s.edited(whole)
+	}
+	if len(whole) > 0 && werr == nil {
+		werr = s.out.Write(whole, s.resp.Ended())
+	}
+	switch {
+	case werr != nil:
+		s.failed = werr
+	case err != nil:
+		if err != io.EOF && s.failed == nil {
+			s.failed = err
 		}
-		env.Client.RenewWrites(now)
-		return use(out.Take()[:n], err)
-	})
-	return failed
+	case s.events.Events != s.seen:
+		s.seen, s.lastEvent = s.events.Events, s.last
+	case s.last.Sub(s.lastEvent) > time.Duration(s.a.env.Config.Timeouts.StreamIdle):
+		s.failed = errNoEvent // an engine that hangs may still send comments
+	}
+	return err == nil && s.failed == nil
 }
 
 // edited returns whole events as the client gets them. The result is valid until the next call.
-func (s *streamRelay) edited(ctx context.Context, whole []byte) ([]byte, error) {
+func (s *streamRelay) edited(whole []byte) ([]byte, error) {
 	a := s.a
 	var err error
 	if a.both.merger != nil {
@@ -239,7 +254,7 @@ func (s *streamRelay) edited(ctx context.Context, whole []byte) ([]byte, error) 
 		}
 	}
 	if a.concurrent && s.events.Done { // the client would take the answer for complete
-		if err = a.awaitVerdict(ctx); err != nil {
+		if err = a.awaitVerdict(s.ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -275,7 +290,7 @@ func (s *streamRelay) hold(n int) error {
 // end ends the client's answer after the engine's stream has ended with err. A stream without its
 // closing event is incomplete, even if its HTTP framing is complete. If an incomplete event follows
 // the last whole event, end drops it: the client could not use it.
-func (s *streamRelay) end(ctx context.Context, err error) error {
+func (s *streamRelay) end(err error) error {
 	a, env, events := s.a, s.a.env, &s.events
 	env.Journal.Counted = events.Events
 	if env.Journal.Span != nil {
@@ -290,8 +305,7 @@ func (s *streamRelay) end(ctx context.Context, err error) error {
 	}
 	// A connection that broke after the last event has lost nothing. Any error of another type means
 	// that the client has not received all events.
-	var lost *upstream.Error
-	if err == nil || events.Done && !events.MidEvent() && errors.As(err, &lost) {
+	if err == nil || events.Done && !events.MidEvent() && isLost(err) {
 		rest := events.Finish()
 		switch {
 		case events.Aborted:
@@ -300,7 +314,7 @@ func (s *streamRelay) end(ctx context.Context, err error) error {
 			err = errNoEnd
 		default:
 			if err = nil; len(rest) > 0 {
-				if rest, err = s.edited(ctx, rest); err == nil && len(rest) > 0 {
+				if rest, err = s.edited(rest); err == nil && len(rest) > 0 {
 					err = env.Client.Write(rest)
 				}
 			}
@@ -308,7 +322,7 @@ func (s *streamRelay) end(ctx context.Context, err error) error {
 	}
 	switch {
 	case err != nil:
-		return s.failed(ctx, err)
+		return s.broken(err)
 	case events.Failed: // the client has received the error event
 		env.Journal.Outcome = telemetry.OutcomeBroken
 		env.Journal.Broken("error_event", nil)
@@ -319,13 +333,19 @@ func (s *streamRelay) end(ctx context.Context, err error) error {
 	return nil
 }
 
-// failed informs the client that its stream has ended with err before its end, and returns the
+// isLost reports whether err is an error of the connection.
+func isLost(err error) bool {
+	_, ok := errors.AsType[*upstream.Error](err)
+	return ok
+}
+
+// broken informs the client that its stream has ended with err before its end, and returns the
 // failure of the leg.
-func (s *streamRelay) failed(ctx context.Context, err error) error {
+func (s *streamRelay) broken(err error) error {
 	a, l, events := s.a, s.l, &s.events
 	switch {
 	case a.both.over && a.belies(err):
-		a.breakStream(ctx, events, l.failed(err))
+		a.breakStream(s.ctx, events, l.failed(err))
 		return err
 	case errors.Is(err, downstream.ErrWrite):
 		return err
@@ -344,7 +364,7 @@ func (s *streamRelay) failed(ctx context.Context, err error) error {
 	default:
 		f = l.failed(err)
 	}
-	a.breakStream(ctx, events, f)
+	a.breakStream(s.ctx, events, f)
 	return f
 }
 

@@ -41,7 +41,7 @@ type Client struct {
 	begun bool // the client has a status line
 	cut   bool // the connection must be cut
 
-	renewed time.Time // the last call of RenewWrites that had an effect
+	renewed time.Time // the last call of Events.RenewWrites that had an effect
 }
 
 // Open begins a request. It counts the request's memory in b, and takes the limits of
@@ -264,21 +264,6 @@ func (c *Client) limitAnswer() { c.LimitWrites(time.Duration(c.cfg.Server.WriteT
 func (c *Client) LimitWrites(limit time.Duration) {
 	if c.r.ProtoMajor >= 2 {
 		c.rc.SetWriteDeadline(time.Now().Add(limit))
-	}
-}
-
-// renewEvery is how often an open stream renews its write deadline.
-const renewEvery = time.Second
-
-// RenewWrites gives the client of an open stream more time to receive the bytes that are written to
-// it, as LimitWrites does. A deadline that has passed resets the stream, even if no write is in
-// progress. So the deadline is later than timeouts.stream_idle, which ends the stream with an error
-// event. The stream calls RenewWrites whenever bytes have come from the engine; now is that time.
-func (c *Client) RenewWrites(now time.Time) {
-	if c.r.ProtoMajor >= 2 && now.Sub(c.renewed) > renewEvery {
-		c.renewed = now
-		idle := time.Duration(c.cfg.Timeouts.StreamIdle) + 2*renewEvery
-		c.rc.SetWriteDeadline(now.Add(max(time.Duration(c.cfg.Server.WriteTimeout), idle)))
 	}
 }
 

@@ -3,6 +3,7 @@ package downstream
 import (
 	"context"
 	"net/http"
+	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 )
@@ -10,9 +11,10 @@ import (
 // Events writes the events of one open stream, and flushes after each write. Between two writes no
 // buffer holds a part of the stream.
 type Events struct {
-	w   http.ResponseWriter
-	rc  *http.ResponseController
-	buf *buffer.Buffer // nil between Free and Take
+	w      http.ResponseWriter
+	rc     http.ResponseController
+	buf    *buffer.Buffer // nil between Free and Take
+	renews *Client        // its deadline for writes; nil: its protocol needs none
 }
 
 // eventsBuffer is the size in bytes of the memory that Take returns. It holds many events and
@@ -21,10 +23,16 @@ const eventsBuffer = 4 << 10
 
 // Events returns the writer of the events of the answer, which has begun. It takes over buf, which no
 // budget counts; nil is allowed.
-func (c *Client) Events(buf *buffer.Buffer) Events { return Events{w: c.w, rc: &c.rc, buf: buf} }
+func (c *Client) Events(buf *buffer.Buffer) Events {
+	e := Events{w: c.w, rc: c.rc, buf: buf}
+	if c.r.ProtoMajor >= 2 {
+		e.renews = c
+	}
+	return e
+}
 
 // Take returns the memory into which the caller reads events for Write. It is the same memory until
-// Free. Take and Free are the methods of upstream.Space.
+// Free. Take and Free are methods of upstream.Sink.
 func (e *Events) Take() []byte {
 	if e.buf == nil {
 		e.buf = buffer.Get(eventsBuffer)
@@ -50,6 +58,22 @@ func (e *Events) Write(events []byte, last bool) error {
 	}
 	return nil
 }
+
+// RenewWrites gives the client more time to receive the bytes that are written to it, as
+// Client.LimitWrites does. A deadline that has passed resets the stream, even if no write is in
+// progress. So the deadline is later than timeouts.stream_idle, which ends the stream with an error
+// event. The stream calls RenewWrites whenever bytes have come from the engine; now is that time.
+func (e *Events) RenewWrites(now time.Time) {
+	c := e.renews
+	if c != nil && now.Sub(c.renewed) > renewEvery {
+		c.renewed = now
+		idle := time.Duration(c.cfg.Timeouts.StreamIdle) + 2*renewEvery
+		e.rc.SetWriteDeadline(now.Add(max(time.Duration(c.cfg.Server.WriteTimeout), idle)))
+	}
+}
+
+// renewEvery is how often an open stream renews its write deadline.
+const renewEvery = time.Second
 
 // leavingKey is the key under which the context of a request has the channel of Leaving.
 type leavingKey struct{}

@@ -23,6 +23,7 @@ type placing struct {
 	route   sidecar.Route                // the engines that a sidecar or a picker allows
 	lease   *coordinator.Lease           // of the last placement; close releases it too, because a panic may have kept the attempt from it
 	outcome attempt.Outcome              // of the last attempt
+	answer  answer                       // to the question in progress
 
 	retried error              // the failure that the next placement retries; nil: none
 	last    error              // the failure of the latest attempt; nil: none
@@ -101,8 +102,9 @@ func (p *placing) next() (*coordinator.Placement, error) {
 // them has another question.
 func (p *placing) search(list []restriction) (*coordinator.Placement, error) {
 	x := p.x
+	a := &p.answer
 	for from := len(list); ; {
-		var a answer
+		*a = answer{}
 		for from > 0 && a.err == nil { // the outermost restriction begins first
 			from--
 			if r := list[from]; r != nil {
@@ -120,7 +122,7 @@ func (p *placing) search(list []restriction) (*coordinator.Placement, error) {
 			if a.err != nil { // an error concerns the rules that wait for a better answer, and the one that chooses the error
 				p.rules[ofProbes], p.rules[ofHold], p.rules[ofRetry] = &p.probe, &p.hold, retryRule{}
 			}
-			if r := list[from]; r != nil && r.judge(p, &a) {
+			if r := list[from]; r != nil && r.judge(p, a) {
 				break
 			}
 		}

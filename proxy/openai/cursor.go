@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"iter"
 	"strconv"
+	"sync"
 	"unsafe"
 )
 
@@ -22,7 +23,8 @@ func (e *SyntaxError) Error() string {
 // as strictly as Parse, and builds no tree. ok is false if there is no such member; a
 // null counts as found. The error is a *SyntaxError.
 func Lookup(raw []byte, path ...string) (value []byte, ok bool, err error) {
-	var room [pairwiseKeys]keyRef
+	room := keyRooms.Get().(*[pairwiseKeys]keyRef)
+	defer keyRooms.Put(room)
 	s := scanner{b: raw, keys: room[:0]}
 	if len(raw) > maxBody {
 		s.fail(maxBody, "longer than 2 GiB")
@@ -32,6 +34,9 @@ func Lookup(raw []byte, path ...string) (value []byte, ok bool, err error) {
 	}
 	return nil, false, &SyntaxError{Problem: s.problem, Offset: s.offset}
 }
+
+// keyRooms has memory for the keys of a scan.
+var keyRooms = sync.Pool{New: func() any { return new([pairwiseKeys]keyRef) }}
 
 // Elements checks raw as strictly as Parse, and returns the raw JSON of each element of
 // the array in it. The error is a *SyntaxError.

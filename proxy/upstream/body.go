@@ -71,33 +71,35 @@ func (r *Response) Read(p []byte) (n int, err error) {
 	return 0, c.err
 }
 
-// Space lends the memory of the pieces that Each reads. Only the goroutine of Each calls
-// its methods.
-type Space interface {
+// Sink takes the pieces of a body that Each reads, and lends the memory for them. Only the
+// goroutine of Each calls its methods.
+type Sink interface {
 	// Take returns the memory for the next piece, not empty. Until Free it returns the
 	// same memory.
 	Take() []byte
 	// Free takes the memory back while Each waits for the engine. Each may call it several
 	// times in a row.
 	Free()
+	// Use gets a piece, the first n bytes of the memory, which came at that time, and, without
+	// a piece, the error that ends the body. After false, Each returns.
+	Use(n int, at time.Time, err error) (more bool)
 }
 
-// Each reads the rest of the body into the memory of s, as Read does. It calls use with
-// each piece, then with the error that ends the body, until use returns false. On a plain
-// TCP socket Each waits for a piece without a read that finds the socket empty, which
-// saves a system call, and without memory. Close and the end of the context tell the
-// engine at once, but wait for a use in progress; use must not call Close. Each may return
-// without a last call of Free.
-func (r *Response) Each(s Space, use func(n int, err error) bool) {
+// Each reads the rest of the body into the memory of s, as Read does. It gives each piece to
+// s, then the error that ends the body. On a plain TCP socket Each waits for a piece without a
+// read that finds the socket empty, which saves a system call, and without memory. Close and
+// the end of the context tell the engine at once, but wait for a use in progress; Use must not
+// call Close. Each may return without a last call of Free.
+func (r *Response) Each(s Sink) {
 	for !r.Ended() {
-		if n, ok := r.body.follow(s, use); !ok || n > 0 && !use(n, nil) {
+		if n, ok := r.body.follow(s); !ok || n > 0 && !s.Use(n, time.Now(), nil) {
 			return
 		}
-		if n, _ := r.Read(s.Take()); n > 0 && !use(n, nil) {
+		if n, _ := r.Read(s.Take()); n > 0 && !s.Use(n, time.Now(), nil) {
 			return
 		}
 	}
-	use(0, r.body.err)
+	s.Use(0, time.Now(), r.body.err)
 }
 
 // Ended reports whether the next Read returns the end of the body or an error without

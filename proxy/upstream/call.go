@@ -28,8 +28,8 @@ const maxInformational = 16
 type call struct {
 	resp       Response
 	client     *client
-	ctx        context.Context // its end runs hangUp
-	stop       func() bool     // cancels hangUp; nil if ctx cannot end
+	ctx        context.Context // its end runs ContextEnded
+	stop       func() bool     // cancels that; nil if ctx is a registrar, or cannot end
 	idle       time.Duration
 	readAt     time.Time // when the read in progress began; used by the reader only
 	idleBy     time.Time // the read deadline that is set; used by the reader only
@@ -69,19 +69,13 @@ type call struct {
 // run sends m on cn and returns the answer. A reused connection that turns out to be
 // dead is replaced once.
 func (c *call) run(cn *conn, m *message) (*Response, error) {
-	if own, ok := c.ctx.(interface{ AfterFunc(func()) func() bool }); ok { // needs no context and no channel
-		c.stop = own.AfterFunc(c.hangUp)
-	} else if c.ctx.Done() != nil {
-		c.stop = context.AfterFunc(c.ctx, c.hangUp)
-	}
+	c.register()
 	h, stale, err := c.exchange(cn, m)
 	if err != nil && stale {
 		c.client.retries.Add(1)
 		c.detach(cn)
 		if cn, err = c.client.dial(c); err != nil {
-			if c.stop != nil {
-				c.stop()
-			}
+			c.unregister()
 			return nil, err
 		}
 		h, _, err = c.exchange(cn, m)
@@ -107,7 +101,7 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 		by = c.sendBy
 	}
 	cn.readDeadline(c.headBy)
-	cn.SetWriteDeadline(by) // before enter, so that a deadline of hangUp comes later and wins
+	cn.SetWriteDeadline(by) // before enter, so that a deadline of ContextEnded comes later and wins
 	if !c.enter(cn, sending) {
 		return h, false, &Error{Op: OpWrite}
 	}
@@ -229,8 +223,8 @@ func (c *call) end() (cn *conn, ended error) {
 	cn, ended = c.conn, c.ended
 	c.conn = nil
 	c.mu.Unlock()
-	if cn != nil && c.stop != nil {
-		c.stop()
+	if cn != nil {
+		c.unregister()
 	}
 	return cn, ended
 }
@@ -254,7 +248,7 @@ func (c *call) early(cn *conn, err error) (head, bool) {
 		by = c.headBy
 	}
 	c.mu.Lock()
-	if c.ended == nil && !c.evicted { // else the deadline of hangUp or interrupt stays
+	if c.ended == nil && !c.evicted { // else the deadline of ContextEnded or interrupt stays
 		cn.readDeadline(by)
 	}
 	c.mu.Unlock()
@@ -330,8 +324,32 @@ func (c *call) limitLinger() {
 	c.conn.readDeadline(c.lingerBy)
 }
 
-// hangUp runs in its own goroutine when the context has ended.
-func (c *call) hangUp() {
+// registrar is a context that tells a call of its end without a channel and without an allocation.
+type registrar interface {
+	Register(e interface{ ContextEnded() })
+	Unregister(e interface{ ContextEnded() }) bool
+}
+
+// register makes the end of the context run ContextEnded.
+func (c *call) register() {
+	if ctx, ok := c.ctx.(registrar); ok {
+		ctx.Register(c)
+	} else if c.ctx.Done() != nil {
+		c.stop = context.AfterFunc(c.ctx, c.ContextEnded)
+	}
+}
+
+// unregister prevents a later ContextEnded.
+func (c *call) unregister() {
+	if ctx, ok := c.ctx.(registrar); ok {
+		ctx.Unregister(c)
+	} else if c.stop != nil {
+		c.stop()
+	}
+}
+
+// ContextEnded runs in its own goroutine when the context has ended.
+func (c *call) ContextEnded() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.leave(contextError(c.ctx))

@@ -31,6 +31,8 @@ type conn struct {
 	buf  []byte
 	r, w int
 
+	follower follower // of the call that uses the connection
+
 	vec   net.Buffers // the write in progress
 	store [][]byte    // memory of vec
 }

@@ -145,9 +145,7 @@ func (l *Detached) Await(ctx context.Context) (*Response, error) {
 	c := &call{client: cl, ctx: ctx, idle: l.c.idle, once: true, sent: true, noBody: l.c.noBody}
 	c.resp.body = c
 	cl.pool.add(c)
-	if ctx.Done() != nil {
-		c.stop = context.AfterFunc(ctx, c.hangUp)
-	}
+	c.register()
 	if !c.enter(l.cn, waiting) {
 		return nil, c.fail(l.cn, &Error{Op: OpHead})
 	}

@@ -7,4 +7,7 @@ package upstream
 func (c *conn) look(uintptr) { c.isQuiet = true }
 
 // follow leaves all of the body to Read on this system.
-func (c *call) follow(Space, func(n int, err error) bool) (n int, ok bool) { return 0, true }
+func (c *call) follow(Sink) (n int, ok bool) { return 0, true }
+
+// follower has no state on this system.
+type follower struct{}

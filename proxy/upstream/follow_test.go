@@ -14,7 +14,7 @@ import (
 
 const chunkedHead = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-// lentSpace is a Space of 64 bytes. It has no memory while it is free.
+// lentSpace is the memory of a Sink, 64 bytes. There is none while it is free.
 type lentSpace []byte
 
 func (s *lentSpace) Take() []byte {
@@ -26,16 +26,30 @@ func (s *lentSpace) Take() []byte {
 
 func (s *lentSpace) Free() { *s = nil }
 
+// space is the part of a Sink with the memory.
+type space interface {
+	Take() []byte
+	Free()
+}
+
+// sink is a Sink with the function use.
+type sink struct {
+	space
+	use func(n int, err error) bool
+}
+
+func (s sink) Use(n int, _ time.Time, err error) bool { return s.use(n, err) }
+
 // each reads a body by Each. It returns the body and the error that ended it.
 func each(resp *Response) (string, error) {
 	var got strings.Builder
 	var end error
 	var p lentSpace
-	resp.Each(&p, func(n int, err error) bool {
+	resp.Each(sink{&p, func(n int, err error) bool {
 		got.Write(p[:n])
 		end = err
 		return true
-	})
+	}})
 	return got.String(), end
 }
 
@@ -90,10 +104,10 @@ func TestEachStops(t *testing.T) {
 	}
 	defer resp.Close()
 	p, got := lentSpace(nil), ""
-	resp.Each(&p, func(n int, err error) bool {
+	resp.Each(sink{&p, func(n int, err error) bool {
 		got += string(p[:n])
 		return len(got) < 2
-	})
+	}})
 	if got != "ab" {
 		t.Errorf("read %q", got)
 	}
@@ -122,7 +136,7 @@ func TestEachBreaks(t *testing.T) {
 		}
 		defer resp.Close()
 		p, got, last := lentSpace(nil), "", error(nil)
-		resp.Each(&p, func(n int, err error) bool {
+		resp.Each(sink{&p, func(n int, err error) bool {
 			got, last = got+string(p[:n]), err
 			switch {
 			case n == 0:
@@ -133,7 +147,7 @@ func TestEachBreaks(t *testing.T) {
 				<-gone
 			}
 			return true
-		})
+		}})
 		if want := map[string]string{"bad framing": "a-"}[name]; got != "a-b" && got != want {
 			t.Errorf("%s: read %q", name, got)
 		}
@@ -186,7 +200,7 @@ func TestEachHangUp(t *testing.T) {
 	defer resp.Close()
 	cause := errors.New("the client left")
 	p, got, last := lentSpace(nil), "", error(nil)
-	resp.Each(&p, func(n int, err error) bool {
+	resp.Each(sink{&p, func(n int, err error) bool {
 		got, last = got+string(p[:n]), err
 		switch got {
 		case "a":
@@ -197,7 +211,7 @@ func TestEachHangUp(t *testing.T) {
 			got += "!"
 		}
 		return true
-	})
+	}})
 	if got != "ab!" || !errors.Is(last, cause) {
 		t.Errorf("read %q, %v", got, last)
 	}
@@ -242,13 +256,13 @@ func TestEachWaitsWithoutMemory(t *testing.T) {
 	}
 	defer resp.Close()
 	cn, got, last := resp.body.conn, "", error(nil)
-	resp.Each(s, func(n int, err error) bool {
+	resp.Each(sink{s, func(n int, err error) bool {
 		if n > 0 && cn.buf != nil {
 			t.Error("the connection has a read buffer")
 		}
 		got, last = got+string(s.Take()[:n]), err
 		return true
-	})
+	}})
 	if got != "aaa" || last != io.EOF {
 		t.Errorf("read %q, %v", got, last)
 	}

@@ -26,70 +26,99 @@ func (c *conn) look(fd uintptr) {
 // wakes the reader only once. After this second read the poller reports every event.
 const secondLook = time.Second
 
-// follow calls use for the pieces of a chunked body as they arrive on a plain TCP
-// socket. The end of the body is left to Read, except the last n bytes. ok is false if
-// use returned false.
-func (c *call) follow(s Space, use func(n int, err error) bool) (n int, ok bool) {
-	var failed error // error of reading or decoding
-	stopped, looked := false, false
-	read := func(fd uintptr) bool {
-		for {
-			p := s.Take()
-			k, again, err := readNow(fd, p)
-			if again {
-				s.Free()
-				return false
-			}
-			if err != nil {
-				failed = err
-				return true
-			}
-			var used int
-			n, used, failed = c.body.decode(p[:k])
-			if used < k {
-				c.reusable = false // the engine sent bytes after its answer
-			}
-			if failed != nil || c.body.state == inEnd {
-				return true
-			}
-			c.readAt = time.Now()
-			c.noteRead(c.readAt)
-			if n > 0 && !use(n, nil) {
-				stopped = true
-				return true
-			}
-			if n = 0; k < len(p) { // the socket is empty
-				s.Free()
-				return looked // true: the caller sets the deadline of the second look
-			}
-		}
-	}
+// follower is the state of follow on a connection. The connection keeps it, so that a stream
+// allocates nothing for it.
+type follower struct {
+	once func(fd uintptr) bool // read; made by the first follow on the connection
+
+	call    *call // this and the rest are empty while no follow runs
+	sink    Sink
+	n       int   // bytes of the last piece
+	failed  error // of reading or decoding
+	stopped bool  // Use returned false
+	looked  bool  // the wait for the next piece is the one behind the second look
+}
+
+// follow gives s the pieces of a chunked body as they arrive on a plain TCP socket. The end of
+// the body is left to Read, except the last n bytes. ok is false if Use returned false.
+func (c *call) follow(s Sink) (n int, ok bool) {
 	c.readAt = time.Now()
-	for {
-		cn := c.followed(looked)
-		if cn == nil {
-			return 0, true
+	cn := c.followed(false)
+	if cn == nil {
+		return 0, true
+	}
+	f := &cn.follower
+	if f.once == nil {
+		f.once = f.read
+	}
+	*f = follower{once: f.once, call: c, sink: s}
+	for cn != nil {
+		err := cn.raw.Read(f.once)
+		late := f.failed == nil && isTimeout(err) && (c.idle == 0 || time.Since(c.readAt) < c.idle)
+		if f.stopped || f.failed != nil || c.body.state == inEnd || err != nil && !late {
+			return f.end(cn, err)
 		}
-		err := cn.raw.Read(read)
-		switch {
-		case stopped:
-			return 0, false
-		case c.body.state == inEnd:
-			c.finish(cn)
-			return n, true
-		case failed == nil && err == nil:
-			looked = false
-			continue
-		case failed == nil && isTimeout(err) && (c.idle == 0 || time.Since(c.readAt) < c.idle):
-			looked = true
-			continue
-		case failed == nil:
-			failed = err
-		case failed == io.EOF || isErrno(failed):
-			failed = lost(failed)
-		}
-		c.err = c.fail(cn, &Error{Op: OpBody, Err: failed})
+		f.looked = late
+		cn = c.followed(late)
+	}
+	f.clear() // the call has ended, or Read waits for the end of the linger
+	return 0, true
+}
+
+func (f *follower) clear() { *f = follower{once: f.once} }
+
+// end ends a follow after the last read, whose error is err. Afterwards the connection may have
+// another call.
+func (f *follower) end(cn *conn, err error) (n int, ok bool) {
+	c, n, failed, stopped := f.call, f.n, f.failed, f.stopped
+	f.clear()
+	switch {
+	case stopped:
+		return 0, false
+	case c.body.state == inEnd:
+		c.finish(cn)
 		return n, true
+	case failed == nil:
+		failed = err
+	case failed == io.EOF || isErrno(failed):
+		failed = lost(failed)
+	}
+	c.err = c.fail(cn, &Error{Op: OpBody, Err: failed})
+	return n, true
+}
+
+// read reads and uses pieces until the socket is empty. It returns false to wait for more.
+func (f *follower) read(fd uintptr) bool {
+	c := f.call
+	for {
+		p := f.sink.Take()
+		k, again, err := readNow(fd, p)
+		if again {
+			f.sink.Free()
+			return false
+		}
+		if err != nil {
+			f.failed = err
+			return true
+		}
+		var used int
+		f.n, used, f.failed = c.body.decode(p[:k])
+		if used < k {
+			c.reusable = false // the engine sent bytes after its answer
+		}
+		if f.failed != nil || c.body.state == inEnd {
+			return true
+		}
+		c.readAt = time.Now()
+		c.noteRead(c.readAt)
+		if f.n > 0 && !f.sink.Use(f.n, c.readAt, nil) {
+			f.stopped = true
+			return true
+		}
+		if f.n = 0; k < len(p) { // the socket is empty
+			f.sink.Free()
+			return f.looked // true: the caller sets the deadline of the second look
+		}
 	}
 }
 

@@ -59,6 +59,7 @@ type conn struct {
 
 // request is the memory of one request and its answer. Handlers may keep it.
 type request struct {
+	http   http.Request
 	url    url.URL
 	ctx    requestContext
 	body   body
@@ -91,7 +92,8 @@ func (c *conn) serve() {
 func (c *conn) request(text string) bool {
 	q := new(request)
 	q.ctx.conn = c
-	r := blank.WithContext(&q.ctx)
+	r := &q.http
+	*r = *blank.WithContext(&q.ctx) // the only way to set the context
 	h, err := parseHead(text, r, &q.url)
 	if err != nil {
 		c.refuse(err)

@@ -3,6 +3,7 @@ package http1
 import (
 	"context"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,13 +11,14 @@ import (
 
 // requestContext is the context of one request. It ends when the client has left, when the
 // request has been served, or when the context of the server ends. Its channel exists only if a
-// caller wants one: most requests register a function instead, see AfterFunc. Handlers may keep it.
+// caller wants one: most requests register what is to be told instead, see Register. Handlers may keep it.
 type requestContext struct {
-	conn  *conn
-	done  atomic.Pointer[doneContext] // nil: nobody has asked for the channel
-	mu    sync.Mutex
-	err   error    // nil: not ended; guarded by mu
-	after []func() // guarded by mu; nil in the place of a stopped function
+	conn    *conn
+	done    atomic.Pointer[doneContext] // nil: nobody has asked for the channel
+	mu      sync.Mutex
+	err     error     // nil: not ended; guarded by mu
+	endings []ending  // guarded by mu; nil in the place of one that was unregistered
+	room    [2]ending // memory of endings; guarded by mu
 }
 
 // doneContext is the part of a requestContext with a channel. Package context finds it by Value, and
@@ -68,27 +70,49 @@ func (x *requestContext) Done() <-chan struct{} {
 	return d.Done()
 }
 
+// ending is told of the end of a context.
+type ending = interface{ ContextEnded() }
+
+// Register calls e.ContextEnded in its own goroutine when x ends, unless Unregister prevents this. It
+// allocates nothing for the first two. e must be comparable.
+func (x *requestContext) Register(e ending) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	switch i := slices.Index(x.endings, nil); {
+	case x.err != nil:
+		go e.ContextEnded()
+	case i >= 0:
+		x.endings[i] = e
+	case x.endings == nil:
+		x.endings = append(x.room[:0], e)
+	default:
+		x.endings = append(x.endings, e)
+	}
+}
+
+// Unregister reports whether it has prevented a call that Register has announced.
+func (x *requestContext) Unregister(e ending) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	i := slices.Index(x.endings, e)
+	if i >= 0 {
+		x.endings[i] = nil
+	}
+	return i >= 0
+}
+
 // AfterFunc is the method that context.AfterFunc looks for: f runs in its own goroutine when x
 // ends. stop reports whether it has prevented this.
 func (x *requestContext) AfterFunc(f func()) (stop func() bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.err != nil {
-		go f()
-		return func() bool { return false }
-	}
-	i := len(x.after)
-	x.after = append(x.after, f)
-	return func() bool {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		if i >= len(x.after) || x.after[i] == nil {
-			return false
-		}
-		x.after[i] = nil
-		return true
-	}
+	e := &afterFunc{f}
+	x.Register(e)
+	return func() bool { return x.Unregister(e) }
 }
+
+type afterFunc struct{ f func() }
+
+// ContextEnded implements ending.
+func (a *afterFunc) ContextEnded() { a.f() }
 
 // cancel ends the context.
 func (x *requestContext) cancel(cause error) {
@@ -98,15 +122,16 @@ func (x *requestContext) cancel(cause error) {
 		return
 	}
 	x.err = context.Canceled
-	d, after := x.done.Load(), x.after
-	x.after = nil
+	d, endings := x.done.Load(), x.endings // nothing is registered from now on
+	x.endings = nil
 	x.mu.Unlock()
 	if d != nil {
 		d.cancel(cause)
 	}
-	for _, f := range after {
-		if f != nil {
-			go f()
+	for _, e := range endings {
+		if e != nil {
+			go e.ContextEnded()
 		}
 	}
+	clear(endings) // a handler may keep x for long
 }

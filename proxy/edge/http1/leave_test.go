@@ -150,3 +150,51 @@ func TestPipelinedWhileServed(t *testing.T) {
 		c.Close()
 	})
 }
+
+// told is told once of the end of a context.
+type told chan struct{}
+
+func (t told) ContextEnded() { close(t) }
+
+// What is registered with the context of a request is told of its end once, unless it was unregistered,
+// however many are registered and also after the end.
+func TestRegister(t *testing.T) {
+	x := &requestContext{conn: &conn{values: t.Context()}}
+	var all [5]told
+	for i := range all {
+		all[i] = make(told)
+		x.Register(all[i])
+	}
+	other := make(told)
+	if !x.Unregister(all[1]) || x.Unregister(all[1]) || x.Unregister(other) {
+		t.Error("unregistered what was not registered, or the reverse")
+	}
+	x.Register(other)
+	x.cancel(context.Canceled)
+	x.cancel(context.Canceled) // has no effect
+	for i, e := range all {
+		if i != 1 {
+			<-e
+		}
+	}
+	<-other
+	if x.Unregister(all[0]) {
+		t.Error("unregistered after the end")
+	}
+	x.Register(all[1])
+	<-all[1]
+}
+
+// Nothing is allocated for the first two that are registered.
+func TestRegisterAllocs(t *testing.T) {
+	x := &requestContext{conn: &conn{values: t.Context()}}
+	a, b := make(told), make(told)
+	if n := testing.AllocsPerRun(100, func() {
+		x.Register(a)
+		x.Register(b)
+		x.Unregister(a)
+		x.Unregister(b)
+	}); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
