@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -595,6 +596,47 @@ func BenchmarkMirrorLoads(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(len(part)), "bytes")
+}
+
+// BenchmarkScaleMirror measures the state of a fleet that a coordinator sends to each worker, over
+// the number of engines with one rank: the loads, four times a second, and the members, at each
+// change. snapshot is the CPU time of the registry at a change.
+func BenchmarkScaleMirror(b *testing.B) {
+	for _, n := range []int{4, 16, 64, 256, 1000, 2000, 4000, 10_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			f := newFleet(&testing.T{})
+			for i := range n {
+				if err := f.Add(config.Engine{Name: fmt.Sprint("e", i), URL: "http://e", Role: "both", Connector: "none", Ranks: 1}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			var heard hearing
+			m := mirrorOf(f, &heard)
+			members := f.exportMembers()
+			if err := m.Import(Members, members); err != nil {
+				b.Fatal(err)
+			}
+			var loads []byte
+			measure := func(unit string, do func()) {
+				const times = 20
+				start := time.Now()
+				for range times {
+					do()
+				}
+				b.ReportMetric(float64(time.Since(start).Microseconds())/times, unit)
+			}
+			measure("encode-µs", func() { loads = f.appendLoads(loads[:0], time.Now()) })
+			measure("import-µs", func() {
+				if err := m.Import(Loads, loads); err != nil {
+					b.Fatal(err)
+				}
+			})
+			measure("snapshot-µs", func() { newSnapshot(f.Snapshot().Instances, pairing{}) })
+			b.ReportMetric(float64(len(loads))/1e3, "loads-kB")
+			b.ReportMetric(float64(len(members))/1e3, "members-kB")
+			b.ReportMetric(0, "ns/op") // the work has a fixed length
+		})
+	}
 }
 
 func FuzzImport(f *testing.F) {

@@ -19,6 +19,7 @@ import (
 const helpText = `usage:
   bench run     [flags]   the whole suite: every proxy, every case, a table of ratios
   bench check   [flags]   the program of the working tree beside that of a commit
+  bench scale   [flags]   costs over sizes: targets, streams, index entries and more; docs/scale.md
   bench load    [flags]   one load against one address, one JSON line
   bench backend [flags]   the engine behind the proxies
   bench reverse [flags]   httputil.ReverseProxy as a peer
@@ -42,6 +43,8 @@ func command(args []string) error {
 		return runCommand(args[1:])
 	case "check":
 		return checkCommand(args[1:])
+	case "scale":
+		return scaleCommand(args[1:])
 	case "load":
 		return loadCommand(args[1:])
 	case "backend":
