@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -45,6 +47,35 @@ func TestChangesShareSnapshots(t *testing.T) {
 	if p, _ := f.Snapshot().Pool("m"); len(p.Ready) != n {
 		t.Errorf("%d of %d instances are in the snapshot", len(p.Ready), n)
 	}
+}
+
+// TestProbesSpread: the probes of many instances that came together are not at the same time.
+func TestProbesSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		var specs []config.Engine
+		for k := range spreadFrom {
+			specs = append(specs, f.spec(fmt.Sprint("e", k), "both", "none"))
+		}
+		f.must(t, f.Apply(SourceStatic, specs, 0))
+		f.start(t)
+		probes := func() (n int) {
+			for k := range spreadFrom {
+				n += f.engines.count(fmt.Sprintf("e%d:80/live", k))
+			}
+			return n
+		}
+		most, before := 0, probes()
+		for range 40 { // two intervals
+			time.Sleep(100 * time.Millisecond)
+			synctest.Wait()
+			now := probes()
+			most, before = max(most, now-before), now
+		}
+		if most > spreadFrom/4 || before < 2*spreadFrom {
+			t.Errorf("%d of %d probes are within 100 ms", most, before)
+		}
+	})
 }
 
 func has(rows []Row, i *Instance) bool {
