@@ -37,11 +37,11 @@ var scaleRows = []scaleRow{
 	{
 		name: "targets", about: "CPU time of a placement over the number of targets", size: "targets",
 		pkg: "./conformance/policies", bench: "^BenchmarkScaleTargets$",
-		columns: []scaleColumn{{"cpu-µs/placement", "CPU, µs", "µs of CPU for a placement"}, {"p99-µs", "p99, µs", ""}},
+		columns: []scaleColumn{{"cpu-µs/placement", "CPU, µs", "µs of CPU for a placement"}, {"p99-cpu-µs", "p99, µs", ""}},
 	}, {
 		name: "models", about: "CPU time of a placement over the number of models", size: "models",
 		pkg: "./conformance/policies", bench: "^BenchmarkScaleModels$",
-		columns: []scaleColumn{{"cpu-µs/placement", "CPU, µs", "µs of CPU for a placement"}, {"p99-µs", "p99, µs", ""}},
+		columns: []scaleColumn{{"cpu-µs/placement", "CPU, µs", "µs of CPU for a placement"}, {"p99-cpu-µs", "p99, µs", ""}},
 	}, {
 		name: "conversations", about: "bytes and time over the number of conversations", size: "conversations",
 		pkg: "./proxy/state/conversation", bench: "^BenchmarkScaleConversations$",
