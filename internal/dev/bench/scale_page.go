@@ -70,7 +70,11 @@ func measuredOn() string {
 			model = strings.TrimSpace(strings.TrimLeft(line, "\t :"))
 		}
 	}
-	return fmt.Sprintf("Measured on %s with %s: %s, %d cores.\n", time.Now().UTC().Format("2 January 2006"), runtime.Version(), model, runtime.NumCPU())
+	load := "unknown"
+	if text, err := os.ReadFile("/proc/loadavg"); err == nil {
+		load, _, _ = strings.Cut(string(text), " ")
+	}
+	return fmt.Sprintf("Measured on %s with %s: %s, %d cores, load average %s.\n", time.Now().UTC().Format("2 January 2006"), runtime.Version(), model, runtime.NumCPU(), load)
 }
 
 // table returns the figures as a table, with the columns of each curve.
