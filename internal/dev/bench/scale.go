@@ -76,14 +76,14 @@ var scaleRows = []scaleRow{
 		pkg: "./conformance/policies", bench: "^BenchmarkScaleEngines$",
 		columns: []scaleColumn{
 			{"cpu-ns/event", "CPU of an event, ns", ""}, {"delay-p50-µs", "event to index p50, µs", "µs"},
-			{"delay-p99-µs", "p99, µs", "µs"}, {"place-p50-µs", "placement p50, µs", "µs"}, {"place-p99-µs", "p99, µs", "µs"},
+			{"delay-p99-µs", "event to index p99, µs", "µs"}, {"place-p50-µs", "placement p50, µs", "µs"}, {"place-p99-µs", "placement p99, µs", "µs"},
 		},
 	}, {
 		name: "engines", about: "times of a request over the number of engines", size: "engines",
 		run: (*scale).engines,
 		columns: []scaleColumn{
 			{"start-s", "start, s", ""}, {"start-cpu-s", "CPU of the start, s", ""}, {"idle-cpu-ms/s", "CPU without load, ms/s", ""}, {"rss-MB", "RSS, MB", ""},
-			{"p50-ms", "request p50, ms", "ms"}, {"p99-ms", "p99, ms", "ms"}, {"cpu-µs/request", "CPU of a request, µs", ""},
+			{"p50-ms", "request p50, ms", "ms"}, {"p99-ms", "request p99, ms", "ms"}, {"cpu-µs/request", "CPU of a request, µs", ""},
 		},
 	},
 }

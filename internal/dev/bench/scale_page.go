@@ -146,7 +146,7 @@ func (r *scaleRow) plot(f *curves) string {
 				label = c.plot
 			}
 			name := curve
-			if name == "" {
+			if len(f.names) == 1 {
 				name, _, _ = strings.Cut(c.head, ",")
 			}
 			names = append(names, name)
@@ -162,7 +162,7 @@ func (r *scaleRow) plot(f *curves) string {
 		}
 	}
 	p.Y = within(p.Y, low/1.3, high*1.3)
-	p.Axes(r.size, label, shortCount, shortCount)
+	p.Axes("", label, shortCount, shortCount)
 	for i, line := range lines {
 		p.Line(plot.Color(i), names[i], line)
 	}
