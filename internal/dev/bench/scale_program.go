@@ -108,7 +108,7 @@ func (s *scale) manyEngines(ctx context.Context, out io.Writer, n int, port stri
 	probes := rested.minus(started).CPU.Seconds() / idle.Seconds() // cores
 	fmt.Fprintf(out, "BenchmarkEngines/%d 1 %.2f start-s %.2f start-cpu-s %.1f idle-cpu-ms/s %.0f rss-MB %.2f p50-ms %.2f p99-ms %.0f cpu-µs/request\n",
 		n, took.Seconds(), started.CPU.Seconds(), probes*1e3, float64(rested.RSS)/(1<<20),
-		r.Request.P50, r.Request.P99, r.CPURequest-probes*1e6/scaleRate)
+		r.Request.P50, r.Request.P99, r.CPURequest-probes*1e6*r.Seconds/float64(r.Requests))
 	return nil
 }
 
