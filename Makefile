@@ -144,6 +144,10 @@ bench-peers: build ## install other proxies and routers, compare them with pdpro
 bench-check: ## CPU of the working tree beside that of commit BASE, in turn; fails if a row is slower (two cores)
 	@$(GO) build -o build/bench ./internal/dev/bench && build/bench check -base $(BASE)
 
+.PHONY: bench-scale
+bench-scale: build ## costs over the number of targets, models, conversations, streams and more, for docs/scale.md; ROW is a pattern of rows
+	@$(GO) build -o build/bench ./internal/dev/bench && build/bench scale -pdproxy bin/pdproxy -only '$(ROW)'
+
 .PHONY: test-real
 test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)
 	conformance/real/run.sh

@@ -13,6 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/policy/policytest"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -57,17 +58,32 @@ const blockTokens, promptBlocks = 16, 2048
 // flight have the same one.
 const prompts = 64
 
-// routing is a coordinator over 64 ranks, 32 of each role, with KV events.
+// routing is a coordinator over ranks with KV events.
 type routing struct {
 	*coordinator.Local
 	index    *kvindex.Index
 	registry *engine.Registry
 }
 
-func newRouting(b *testing.B, place string) *routing {
+// newRouting returns a coordinator over models with that many ranks each, half of them of each
+// role. The ranks belong to instances of up to 8. The models are m0, m1 ...
+func newRouting(b *testing.B, place string, models, ranks int) *routing {
 	b.Helper()
+	var specs []config.Engine
+	each := min(8, ranks/2)
+	for n := range models {
+		for i := range ranks / each {
+			e := config.DefaultEngine()
+			e.Name, e.URL, e.Role, e.Connector, e.Model, e.Ranks = fmt.Sprintf("m%de%d", n, i), "http://e", config.RolePrefill, "plain", fmt.Sprint("m", n), each
+			e.KVEvents, e.BlockTokens = "tcp://e:5557", blockTokens
+			if i >= ranks/each/2 {
+				e.Role = config.RoleDecode
+			}
+			specs = append(specs, e)
+		}
+	}
 	r := &routing{index: kvindex.New(kvindex.Options{})}
-	ready := make(chan struct{}, 16)
+	ready := make(chan struct{}, len(specs))
 	r.registry = engine.New(engine.Options{
 		Index:     r.index,
 		Health:    config.Health{Interval: config.Duration(time.Hour), Timeout: config.Duration(time.Minute), UnhealthyAfter: 1, HealthyAfter: 1},
@@ -81,16 +97,6 @@ func newRouting(b *testing.B, place string) *routing {
 			}
 		},
 	})
-	var specs []config.Engine
-	for i := range 8 {
-		e := config.DefaultEngine()
-		e.Name, e.URL, e.Role, e.Connector, e.Model, e.Ranks = fmt.Sprint("e", i), "http://e", config.RolePrefill, "plain", "m", 8
-		e.KVEvents, e.BlockTokens = "tcp://e:5557", blockTokens
-		if i >= 4 {
-			e.Role = config.RoleDecode
-		}
-		specs = append(specs, e)
-	}
 	if err := r.registry.Apply(engine.SourceStatic, specs, 0); err != nil {
 		b.Fatal(err)
 	}
@@ -101,8 +107,11 @@ func newRouting(b *testing.B, place string) *routing {
 	for range specs {
 		<-ready
 	}
+	for _, i := range r.registry.Snapshot().Instances {
+		i.SetBlockTokens(blockTokens) // as after the first event
+	}
 	set, err := plugins.New(plugins.Deps{
-		Builtin: policies.Wasm, Meter: func(string, string) policy.Meter { return deaf{} }, CacheDir: b.TempDir(), Log: slog.New(slog.DiscardHandler),
+		Builtin: policies.Wasm, Meter: func(string, string) policy.Meter { return deaf{} }, CacheDir: policytest.CacheDir(b.TempDir()), Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		b.Fatal(err)
@@ -150,8 +159,8 @@ var holdings = map[string]func(k, rank int) int{
 const systemBlocks = 64
 
 func benchRoute(b *testing.B, place string, blocks func(k, rank int) int) {
-	r := newRouting(b, place)
-	seed := kvindex.Seed("m", "", "")
+	r := newRouting(b, place, 1, 64)
+	seed := kvindex.Seed("m0", "", "")
 	prompts := make([][]uint32, prompts)
 	var chain []kvindex.Hash
 	for k := range prompts {
@@ -168,13 +177,13 @@ func benchRoute(b *testing.B, place string, blocks func(k, rank int) int) {
 			}
 		}
 	}
-	ask := &coordinator.PlacementRequest{Model: "m"}
+	ask := &coordinator.PlacementRequest{Model: "m0"}
 	b.ReportAllocs()
 	for k := 0; b.Loop(); k++ {
 		tokens := prompts[k%len(prompts)]
 		var cut coordinator.Cut
-		r.Cut(&cut, "m")
-		*ask = coordinator.PlacementRequest{Model: "m", Request: abi.RequestFacts{PromptTokens: int64(len(tokens)), MaxTokens: 100, N: 1}}
+		r.Cut(&cut, "m0")
+		*ask = coordinator.PlacementRequest{Model: "m0", Request: abi.RequestFacts{PromptTokens: int64(len(tokens)), MaxTokens: 100, N: 1}}
 		for _, form := range cut.Forms {
 			if !form.Text {
 				chain = kvindex.AppendTokens(chain[:0], seed, tokens, form.Block)

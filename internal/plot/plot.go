@@ -155,10 +155,13 @@ func (p *Plot) Mark(v float64, label string) {
 // Legend writes the names of the curves with the first colors below the field, on the
 // right. It is for pictures without a page around them.
 func (p *Plot) Legend(names []string) {
-	const column = 110
+	column := 110.0
+	for _, name := range names {
+		column = max(column, float64(30+8*len([]rune(name))))
+	}
 	y := p.height - 6
 	for i, name := range names {
-		x := p.X.end - float64(column*(len(names)-i))
+		x := p.X.end - column*float64(len(names)-i)
 		fmt.Fprintf(&p.text, `<rect fill="%s" x="%.1f" y="%.1f" width="11" height="11"/>`, Color(i), x, y-10)
 		p.write(x+16, y, "start", "name", name)
 	}

@@ -32,8 +32,10 @@ type table struct {
 	fitness []uint8         // of row i
 	needs   abi.Needs
 	turn    conversation.Turn
-	adapter string // LoRA adapter of the request; "": none
-	trials  bool   // the circuit of a row is half open
+	adapter string                  // LoRA adapter of the request; "": none
+	trials  bool                    // the circuit of a row is half open
+	known   []*engine.Pair          // memory of fillStates
+	decodes map[engine.Target]int32 // memory of fillStates: the row of each decode target
 	lookup
 
 	tables   *sync.Pool
@@ -236,24 +238,37 @@ func (t *table) keepSame(a *PlacementRequest) {
 }
 
 // fillStates lists the known pairs of the table's rows. If the prefill target is kept, it
-// also notes in each decode row the state of its pair.
+// also notes in each decode row the state of its pair. The work grows with the rows and with the
+// known pairs, not with the possible pairs.
 func (t *table) fillStates() {
 	rows := t.place.Candidates
+	for j := range rows {
+		if rows[j].Roles&abi.RoleDecode != 0 {
+			t.decodes[t.targets[j]] = int32(j)
+		}
+	}
 	for i := range rows {
-		for j := range rows {
-			if i == j || rows[i].Roles&abi.RolePrefill == 0 || rows[j].Roles&abi.RoleDecode == 0 || rows[i].Group != rows[j].Group {
+		if rows[i].Roles&abi.RolePrefill == 0 {
+			continue
+		}
+		t.known = t.registry.AppendPairs(t.known[:0], t.targets[i])
+		for _, pair := range t.known {
+			j, ok := t.decodes[pair.Decode]
+			if !ok || j == int32(i) || rows[i].Group != rows[j].Group {
 				continue
 			}
-			state, transfer, _ := t.registry.PairFacts(t.targets[i], t.targets[j])
+			state := pair.State()
 			if state == abi.PairUnknown {
 				continue
 			}
-			t.place.Pairs = append(t.place.Pairs, abi.Pair{Prefill: int32(i), Decode: int32(j), State: state, TransferMicros: transfer})
+			t.place.Pairs = append(t.place.Pairs, abi.Pair{Prefill: int32(i), Decode: j, State: state, TransferMicros: pair.TransferMicros()})
 			if int32(i) == t.place.Fixed {
 				rows[j].Pair = state
 			}
 		}
 	}
+	clear(t.decodes) // so that the memory keeps no instance that has left
+	clear(t.known)
 }
 
 // row returns the row of target that can take one of the phases; -1: none.

@@ -46,7 +46,7 @@ func NewLocal(registry *engine.Registry, d, fallback Decider, state State, mint 
 	l := &Local{registry: registry, fallback: fallback, state: state, mint: mint, observer: observer, comparisons: newComparisons(state)}
 	l.leases.index = state.Index
 	l.tables.New = func() any {
-		return &table{tables: &l.tables, types: &l.times, registry: registry, lookup: lookup{index: state.Index}}
+		return &table{tables: &l.tables, types: &l.times, registry: registry, decodes: make(map[engine.Target]int32), lookup: lookup{index: state.Index}}
 	}
 	l.SetDecider(d)
 	return l

@@ -27,8 +27,12 @@ func (i *Instance) Free(now time.Time) bool {
 // ClaimFresh returns a pair of ready targets over which no KV has come yet and whose
 // instances are both free, and a model that they serve; nil if there is none. If home is
 // not nil, it is one of the two instances. The pair is not returned again for a while, and a
-// pair whose circuit is not closed never: see ClaimTrial. The caller must call Tried.
+// pair whose circuit is not closed never: see ClaimTrial. There is none while the pair table is
+// full: a search would look at each of the possible pairs. The caller must call Tried.
 func (r *Registry) ClaimFresh(now time.Time, home *Instance, free func(*Instance) bool) (model string, pair *Pair) {
+	if r.pairs.full() {
+		return "", nil
+	}
 	s := r.Snapshot()
 	for _, model := range s.models {
 		pool, start := s.pools[model], 0
@@ -64,15 +68,15 @@ func (r *Registry) claimFresh(rows []Row, now time.Time, home *Instance, free fu
 	return nil
 }
 
-// claim returns the pair if it may be warmed up at now, and records the warm-up. It
-// returns nil for a pair for which the table has no room.
+// full reports whether the table has no room for a new pair.
+func (t *pairTable) full() bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return len(t.pairs) >= maxPairs
+}
+
+// claim returns the pair if it may be warmed up at now, and records the warm-up.
 func (r *Registry) claim(p, d Target, now time.Time) *Pair {
-	r.pairs.mu.RLock()
-	full := len(r.pairs.pairs) >= maxPairs
-	r.pairs.mu.RUnlock()
-	if full {
-		return nil
-	}
 	pair := r.Pair(p, d)
 	pair.mu.Lock()
 	defer pair.mu.Unlock()

@@ -106,29 +106,34 @@ func TestBlockTokens(t *testing.T) {
 
 func TestMeasurePair(t *testing.T) {
 	f, p, d := pairOf(t)
-	other := Target{Instance: &Instance{ID: 3}}
-	if state, per, fixed := f.PairFacts(p, d); state != abi.PairUnknown || per != 0 || fixed != 0 {
-		t.Errorf("before any transfer: %v, %v, %v", state, per, fixed)
-	}
-	if len(f.Pairs()) != 0 {
-		t.Error("a question made a pair")
+	if pairs := f.AppendPairs(nil, p); len(pairs) != 0 || len(f.Pairs()) != 0 {
+		t.Errorf("before any transfer: %v", pairs)
 	}
 	for n := int64(100); n < 5000; n += 100 {
 		f.MeasurePair(p, d, n, time.Duration(2000+3*n)*time.Microsecond)
 	}
 	f.Pair(p, d).Success()
-	state, per, fixed := f.PairFacts(p, d)
-	if state != abi.PairReady || per < 2.99 || per > 3.01 || fixed < 1990 || fixed > 2010 {
-		t.Errorf("got %v, %v µs a token and %v µs, want 3 and 2000", state, per, fixed)
+	pairs := f.AppendPairs(nil, p)
+	if len(pairs) != 1 || pairs[0].State() != abi.PairReady || pairs[0].Decode != d {
+		t.Fatalf("pairs %v", pairs)
 	}
-	if rows := f.Pairs(); rows[0].TransferMicros != per || rows[0].HandoverMicros != fixed {
-		t.Errorf("row %+v", rows[0])
+	per, fixed := pairs[0].TransferMicros(), f.Pairs()[0].HandoverMicros
+	if per < 2.99 || per > 3.01 || fixed < 1990 || fixed > 2010 {
+		t.Errorf("got %v µs a token and %v µs, want 3 and 2000", per, fixed)
 	}
-	if state, per, _ := f.PairFacts(p, other); state != abi.PairUnknown || per < 2.99 || per > 3.01 {
-		t.Errorf("unused pair of a measured prefill: %v, %v", state, per)
+	if row := f.Pairs()[0]; row.TransferMicros != per {
+		t.Errorf("row %+v", row)
 	}
-	if _, per, _ := f.PairFacts(other, d); per != 0 {
-		t.Errorf("unmeasured prefill: %v", per)
+	other := f.Pair(p, Target{Instance: new(Instance)})
+	if per := other.TransferMicros(); other.State() != abi.PairUnknown || per < 2.99 || per > 3.01 {
+		t.Errorf("unused pair of a measured prefill: %v, %v", other.State(), per)
+	}
+	if pairs := f.AppendPairs(nil, p); len(pairs) != 2 {
+		t.Errorf("%d pairs, want 2", len(pairs))
+	}
+	f.pairs.drop(p.ID)
+	if pairs := f.AppendPairs(nil, p); len(pairs) != 0 || len(f.pairs.from) != 0 {
+		t.Errorf("%d pairs of an instance that has left", len(pairs))
 	}
 }
 

@@ -9,8 +9,10 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -595,6 +597,56 @@ func BenchmarkMirrorLoads(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(len(part)), "bytes")
+}
+
+// BenchmarkScaleMirror measures the state of a fleet that a coordinator sends to each worker, over
+// the number of engines with one rank: the loads, four times a second, and the members, at each
+// change. snapshot is the registry's work at a change. Times are CPU times of this process.
+func BenchmarkScaleMirror(b *testing.B) {
+	for _, n := range []int{4, 16, 64, 256, 1000, 2000, 4000, 10_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			f := newFleet(&testing.T{})
+			var specs []config.Engine
+			for i := range n {
+				specs = append(specs, config.Engine{Name: fmt.Sprint("e", i), URL: "http://e", Role: "both", Connector: "none", Ranks: 1})
+			}
+			if err := f.Apply(SourceStatic, specs, 0); err != nil {
+				b.Fatal(err)
+			}
+			var heard hearing
+			m := mirrorOf(f, &heard)
+			members := f.exportMembers()
+			if err := m.Import(Members, members); err != nil {
+				b.Fatal(err)
+			}
+			var loads []byte
+			measure := func(unit string, do func()) {
+				const times = 40
+				start := processTime()
+				for range times {
+					do()
+				}
+				b.ReportMetric((processTime()-start).Seconds()*1e6/times, unit)
+			}
+			measure("encode-µs", func() { loads = f.appendLoads(loads[:0], time.Now()) })
+			measure("import-µs", func() {
+				if err := m.Import(Loads, loads); err != nil {
+					b.Fatal(err)
+				}
+			})
+			measure("snapshot-µs", func() { newSnapshot(f.Snapshot().Instances, pairing{}) })
+			b.ReportMetric(float64(len(loads))/1e3, "loads-kB")
+			b.ReportMetric(float64(len(members))/1e3, "members-kB")
+			b.ReportMetric(0, "ns/op") // the work has a fixed length
+		})
+	}
+}
+
+// processTime is the CPU time of this process.
+func processTime() time.Duration {
+	var u syscall.Rusage
+	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func FuzzImport(f *testing.F) {

@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -230,6 +231,12 @@ type pairKey struct {
 	prefillRank, decodeRank int
 }
 
+// pairSide is one target of a pair.
+type pairSide struct {
+	instance uint32
+	rank     int
+}
+
 func keyOf(p, d Target) pairKey { return pairKey{p.ID, d.ID, p.Rank, d.Rank} }
 
 // pairTable holds the pairs that have been used. Placement needs only the few pairs
@@ -240,12 +247,13 @@ type pairTable struct {
 	version atomic.Uint64 // changes with everything that a mirror receives
 
 	mu      sync.RWMutex
-	pairs   map[pairKey]*Pair // guarded by mu
+	pairs   map[pairKey]*Pair    // guarded by mu
+	from    map[pairSide][]*Pair // the same by prefill; guarded by mu
 	trouble atomic.Pointer[map[pairKey]*Pair]
 }
 
 func (t *pairTable) init(rules *atomic.Pointer[circuit.Rules]) {
-	t.rules, t.pairs = rules, make(map[pairKey]*Pair)
+	t.rules, t.pairs, t.from = rules, make(map[pairKey]*Pair), make(map[pairSide][]*Pair)
 }
 
 // add stores a new pair, unless another call has added the pair.
@@ -264,19 +272,32 @@ func (t *pairTable) add(key pairKey, p, d Target) *Pair {
 		t.evict()
 	}
 	t.pairs[key] = pair
+	side := pairSide{key.prefill, key.prefillRank}
+	t.from[side] = append(t.from[side], pair)
 	return pair
+}
+
+// remove removes the pair of a key; t.mu is held.
+func (t *pairTable) remove(key pairKey, pair *Pair) {
+	delete(t.pairs, key)
+	side := pairSide{key.prefill, key.prefillRank}
+	if rest := slices.DeleteFunc(t.from[side], func(p *Pair) bool { return p == pair }); len(rest) > 0 {
+		t.from[side] = rest
+	} else {
+		delete(t.from, side)
+	}
 }
 
 // evict makes room for one pair; t.mu is held.
 func (t *pairTable) evict() {
 	for key, pair := range t.pairs {
 		if pair.circuit.Closed() {
-			delete(t.pairs, key)
+			t.remove(key, pair)
 			return
 		}
 	}
-	for key := range t.pairs {
-		delete(t.pairs, key)
+	for key, pair := range t.pairs {
+		t.remove(key, pair)
 		t.publish(key, nil)
 		return
 	}
@@ -334,7 +355,7 @@ func (t *pairTable) drop(id uint32) (dropped []*Pair) {
 	defer t.mu.Unlock()
 	for key, pair := range t.pairs {
 		if key.prefill == id || key.decode == id {
-			delete(t.pairs, key)
+			t.remove(key, pair)
 			dropped = append(dropped, pair)
 			t.version.Add(1)
 			if t.troubled(key) != nil {
@@ -421,19 +442,16 @@ func (r *Registry) MeasureOutput(d Target, tokens int64, took time.Duration) {
 	}
 }
 
-// PairFacts returns the present state of the pair of p and d, and its measured
-// transfer: µs per prompt token and additional fixed µs. Without a measurement of the
-// pair it returns that of all pairs of p, or 0. It creates no pair.
-func (r *Registry) PairFacts(p, d Target) (state abi.PairState, perToken, fixed float32) {
+// AppendPairs appends the pairs of prefill target p that have been used.
+func (r *Registry) AppendPairs(pairs []*Pair, p Target) []*Pair {
 	r.pairs.mu.RLock()
-	pair := r.pairs.pairs[keyOf(p, d)]
-	r.pairs.mu.RUnlock()
-	speed := &p.Transfers
-	if pair != nil {
-		state, speed = pair.State(), pair.speed()
-	}
-	return state, speed.PerToken(), speed.Fixed()
+	defer r.pairs.mu.RUnlock()
+	return append(pairs, r.pairs.from[pairSide{p.ID, p.Rank}]...)
 }
+
+// TransferMicros returns the measured time of a transfer for each prompt token, in µs. Without a
+// measurement of the pair it is that of all pairs of its prefill, or 0.
+func (p *Pair) TransferMicros() float32 { return p.speed().PerToken() }
 
 // PairBlocked reports whether no user's request should use the pair at now: its circuit is
 // open, or the next trial is the proxy's. It takes no lock.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
@@ -76,6 +77,12 @@ func (r *Registry) watch(ctx context.Context, i *Instance) {
 	}
 }
 
+// spreadFrom is the number of instances from which the probes of instances that came together
+// spread over the interval, by a random pause after the first probe. Thousands of probes at the same
+// time would take longer than their time-out. In a small fleet, probes at the same time show sooner
+// which instance does not answer: see noteAnswer.
+const spreadFrom = 64
+
 // probeWhile probes at once and then every interval, sooner if the instance is suspect,
 // until the instance drains or ctx ends.
 func (p *prober) probeWhile(ctx context.Context) {
@@ -84,12 +91,16 @@ func (p *prober) probeWhile(ctx context.Context) {
 	defer context.AfterFunc(p.i.staying, stop)()
 	late := time.AfterFunc(time.Duration(p.r.health.Load().Timeout), func() { p.r.looked(p.i) })
 	defer late.Stop()
-	for ctx.Err() == nil {
+	for first := true; ctx.Err() == nil; first = false {
 		h, began := p.r.health.Load(), time.Now()
 		if p.probe(ctx, h); ctx.Err() == nil {
 			p.r.looked(p.i)
 		}
-		next := time.NewTimer(p.pause(h, began))
+		pause := p.pause(h, began)
+		if first && len(p.r.Snapshot().Instances) >= spreadFrom {
+			pause = time.Duration(rand.Int64N(int64(pause) + 1))
+		}
+		next := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
 		case <-next.C:

@@ -103,6 +103,8 @@ type Registry struct {
 	runs      bool        // Run has begun; guarded by mu
 	known     known       // guarded by mu
 	lastID    uint32      // guarded by mu
+	stale     bool        // a change is not in the snapshot yet; guarded by mu
+	next      time.Time   // when change may publish; guarded by mu
 }
 
 // New returns an empty registry. It starts nothing.
@@ -135,6 +137,9 @@ func (r *Registry) Configure(h config.Health, c config.Circuit, p config.Pairs) 
 func (r *Registry) Settle() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.stale {
+		r.publish()
+	}
 }
 
 // Apply sets the instances of a source to those of specs. An instance with unchanged
@@ -152,14 +157,22 @@ func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Dur
 		errs  []error
 		taken []*Instance // of other sources
 		keep  = make(map[*Instance]bool)
+		names = make(map[string]*Instance) // of instances that do not drain
+		seen  = make(map[string]bool)      // in specs
 		room  = r.room()
 	)
-	for n, spec := range specs {
+	for _, i := range r.instances {
+		if i.State() != Draining {
+			names[i.Spec.Name] = i
+		}
+	}
+	for _, spec := range specs {
 		i, err := r.newInstance(source, spec)
-		old := r.named(spec.Name)
+		old, twice := names[spec.Name], seen[spec.Name]
+		seen[spec.Name] = true
 		switch {
 		case err != nil:
-		case slices.ContainsFunc(specs[:n], func(o config.Engine) bool { return o.Name == spec.Name }):
+		case twice:
 			err = errors.New("the name occurs twice")
 		case old != nil && old.Source != source && source != SourceStatic:
 			err = fmt.Errorf("the name is taken by an engine of source %s", old.Source)
@@ -292,8 +305,39 @@ func beginDrain(i *Instance, drainFor time.Duration) {
 	i.cancel()
 }
 
+// changeRest is how long change waits after a snapshot, as a multiple of the time that the snapshot
+// took. A snapshot takes time for each instance, so a snapshot for each of n instances that start
+// together would take time for n² of them: 20 s of a processor for 4,000.
+const changeRest = 9
+
+// change changes something about one instance, and returns when the snapshot shows the change. do
+// makes the change with r.mu held; false: there is none. Changes at almost the same time share one
+// snapshot.
+func (r *Registry) change(do func() bool) bool {
+	r.mu.Lock()
+	if !do() {
+		r.mu.Unlock()
+		return false
+	}
+	wait := time.Until(r.next)
+	if wait <= 0 {
+		r.publish()
+		r.mu.Unlock()
+		return true
+	}
+	if !r.stale {
+		r.stale = true
+		time.AfterFunc(wait, r.Settle)
+	}
+	published := *r.newer.Load()
+	r.mu.Unlock()
+	<-published
+	return true
+}
+
 // publish publishes a new snapshot; r.mu is held.
 func (r *Registry) publish() {
+	began := time.Now()
 	s := newSnapshot(slices.Clone(r.instances), *r.pairing.Load())
 	r.known.add(served(s.Instances))
 	s.known, s.expects = r.known, r.expected > 0
@@ -309,19 +353,22 @@ func (r *Registry) publish() {
 		close(*old)
 	}
 	signal(r.changed)
+	now := time.Now()
+	r.stale, r.next = false, now.Add(changeRest*now.Sub(began))
 }
 
 // become sets i's state and publishes it, unless i drains.
 func (r *Registry) become(i *Instance, s State) {
-	r.mu.Lock()
-	if i.State() == Draining {
-		r.mu.Unlock()
+	if !r.change(func() bool {
+		if i.State() == Draining {
+			return false
+		}
+		i.setState(s)
+		i.asked.Store(true)
+		return true
+	}) {
 		return
 	}
-	i.setState(s)
-	i.asked.Store(true)
-	r.publish()
-	r.mu.Unlock()
 	if s == Unhealthy {
 		signal(i.evictNow)
 	}
@@ -349,11 +396,11 @@ func (r *Registry) announce(i *Instance, s State) {
 
 // forget removes a drained instance.
 func (r *Registry) forget(i *Instance) {
-	r.mu.Lock()
-	i.gone.Store(true)
-	r.instances = slices.DeleteFunc(r.instances, func(o *Instance) bool { return o == i })
-	r.publish()
-	r.mu.Unlock()
+	r.change(func() bool {
+		i.gone.Store(true)
+		r.instances = slices.DeleteFunc(r.instances, func(o *Instance) bool { return o == i })
+		return true
+	})
 	r.pairs.drop(i.ID)
 	r.refusals.forget(i.ID)
 	i.Client.CloseIdle()

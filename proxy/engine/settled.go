@@ -74,8 +74,8 @@ func (r *Registry) looked(i *Instance) {
 	if i.asked.Load() {
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	i.asked.Store(true)
-	r.publish()
+	r.change(func() bool {
+		i.asked.Store(true)
+		return true
+	})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,7 @@ type holding struct {
 	limit time.Time // for the first event of each
 	ended atomic.Bool
 	open  atomic.Int64
+	came  atomic.Int64 // events after the first of each stream
 
 	mu    sync.Mutex
 	conns []*rawClient // guarded by mu
@@ -28,7 +30,8 @@ type holding struct {
 }
 
 // hold opens Conns streams and returns the growth of the proxy's RSS, which
-// does not include the kernel's socket buffers.
+// does not include the kernel's socket buffers, and the CPU time per event while
+// all streams are open.
 func (l *load) hold() (*result, error) {
 	time.Sleep(holdQuiet)
 	before, err := usageOf(l.PIDs)
@@ -39,18 +42,23 @@ func (l *load) hold() (*result, error) {
 	h := &holding{load: l, body: requestBody(l.Body, l.Events, l.Period), limit: start.Add(holdLimit)}
 	streams := h.openAll()
 	seconds := time.Since(start).Seconds()
-	time.Sleep(l.For)
-	after, err := usageOf(l.PIDs)
-	open := int(h.open.Load())
+	opened, err := usageOf(l.PIDs)
+	came := h.came.Load()
+	if err == nil {
+		time.Sleep(l.For)
+	}
+	after, failed := usageOf(l.PIDs)
+	open, events := int(h.open.Load()), int(h.came.Load()-came)
 	h.end()
 	streams.Wait()
-	if err != nil {
+	if err := errors.Join(err, failed); err != nil {
 		return nil, err
 	}
 	r := h.tally.result()
 	r.Seconds, r.Open = seconds, open
 	r.RSS = float64(after.RSS) / (1 << 20)
 	r.StreamRSS = per(float64(after.RSS-before.RSS)/(1<<10), open)
+	r.CPUEvent = per(after.minus(opened).CPU.Seconds()*1e6, events)
 	return r, nil
 }
 
@@ -97,7 +105,11 @@ func (h *holding) stream(opened func()) error {
 		}
 	}()
 	return loadgen.ReadEvents(body, make([]byte, 512), func(data []byte) (bool, error) {
-		if _, ok := readStamp(data, time.Now()); !ok || !first {
+		if _, ok := readStamp(data, time.Now()); !ok {
+			return false, nil
+		}
+		if !first {
+			h.came.Add(1)
 			return false, nil
 		}
 		first = false

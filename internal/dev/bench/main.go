@@ -23,6 +23,7 @@ const helpText = `usage:
   bench peers   [flags]   installs other proxies and routers and compares them; writes docs/benchmarks.json
   bench page    [flags]   writes docs/benchmarks.md and its plots from docs/benchmarks.json
   bench check   [flags]   the program of the working tree beside that of a commit
+  bench scale   [flags]   costs over sizes: targets, streams, index entries and more; docs/scale.md
   bench load    [flags]   one load against one address, one JSON line
   bench replay  [flags]   the requests of a trace against one address, one JSON line
   bench backend [flags]   the engine behind the proxies
@@ -47,6 +48,8 @@ func command(args []string) error {
 		return runCommand(args[1:])
 	case "check":
 		return checkCommand(args[1:])
+	case "scale":
+		return scaleCommand(args[1:])
 	case "load":
 		return loadCommand(args[1:])
 	case "backend":

@@ -235,6 +235,61 @@ func BenchmarkWireWorkers(b *testing.B) {
 	}
 }
 
+// BenchmarkScaleWorkers has 1 to 64 workers on one coordinator, over a Unix socket. First 16
+// exchanges of each worker place as fast as possible. Then all workers together place 2,000 times
+// a second. The CPU time is that of the coordinator's process.
+func BenchmarkScaleWorkers(b *testing.B) {
+	for n := 1; n <= 64; n *= 2 {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			const each, length, rate = 16, 2 * time.Second, 2000
+			address, cpu := coordinatorProcess(b, "unix", "aggregated")
+			clients := make([]*Client, n)
+			for i := range clients {
+				clients[i] = benchClient(b, "aggregated", "unix", address)
+			}
+			coordinator := func() time.Duration { return cpu() - ownCPU() }
+			before := coordinator()
+			placed := len(placeFor(b, clients, n*each, length, 0))
+			b.ReportMetric(float64(placed)/length.Seconds(), "placements/s")
+			b.ReportMetric(float64((coordinator()-before).Nanoseconds())/1e3/float64(placed), "cpu-µs/placement")
+			took := placeFor(b, clients, n, length, time.Second*time.Duration(n)/rate)
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2])/1e3, "p50-µs")
+			b.ReportMetric(float64(took[len(took)*99/100])/1e3, "p99-µs")
+			b.ReportMetric(0, "ns/op") // the work has a fixed length
+		})
+	}
+}
+
+// placeFor places for some time from several goroutines, each with a pause between the starts of
+// two placements, and returns the time of each placement. A placement that had to wait for the one
+// before counts from its planned start.
+func placeFor(b *testing.B, clients []*Client, callers int, length, pause time.Duration) (all []time.Duration) {
+	took := make([][]time.Duration, callers)
+	var running sync.WaitGroup
+	end := time.Now().Add(length)
+	for i := range callers {
+		running.Go(func() {
+			a := placetest.NewPlacementRequest()
+			due := time.Now().Add(pause * time.Duration(i) / time.Duration(callers))
+			for ; due.Before(end); due = due.Add(pause) {
+				if pause == 0 {
+					due = time.Now()
+				}
+				from := due
+				if wait := time.Until(due); wait > 0 {
+					time.Sleep(wait)
+					from = time.Now()
+				}
+				placeOnce(b, clients[i%len(clients)], a)
+				took[i] = append(took[i], time.Since(from))
+			}
+		})
+	}
+	running.Wait()
+	return slices.Concat(took...)
+}
+
 func benchWorkers(b *testing.B, network string) {
 	const workers, each = 64, 16
 	address, cpu := coordinatorProcess(b, network, "aggregated")

@@ -3,7 +3,11 @@ package conversation
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
@@ -83,4 +87,62 @@ func BenchmarkRecord(b *testing.B) {
 		chain[0], chain[255] = kvindex.Hash(r.Uint64()), kvindex.Hash(r.Uint64())
 		serve(table, Query{Chain: chain}, at(1), at(2))
 	}
+}
+
+// BenchmarkScaleConversations measures full tables of up to a million conversations: bytes per
+// conversation, and the time of a next turn, which is one look-up and one record. The prompts have
+// 64 blocks.
+func BenchmarkScaleConversations(b *testing.B) {
+	for _, n := range []int{1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			before := heap()
+			table, chains := New(n), make([][64]kvindex.Hash, 512)
+			for i := range n {
+				serve(table, Query{Chain: chainOf(&chains[0], i)[:56]}, at(1), at(2))
+			}
+			b.ReportMetric(float64(heap()-before)/float64(n), "B/conversation")
+			r, turns, used := rand.New(rand.NewPCG(1, 2)), 0, time.Duration(0)
+			for used < time.Second/4 {
+				for i := range chains {
+					chainOf(&chains[i], r.IntN(n))
+				}
+				start := processTime()
+				for i := range chains {
+					serve(table, Query{Chain: chains[i][:]}, at(3), at(4))
+				}
+				used += processTime() - start
+				turns += len(chains)
+			}
+			b.ReportMetric(float64(used.Nanoseconds())/float64(turns), "cpu-ns/turn")
+			b.ReportMetric(0, "ns/op") // the work has a fixed length
+			runtime.KeepAlive(table)
+		})
+	}
+}
+
+// chainOf fills chain with the blocks of a conversation. All chains begin with the same 16 blocks.
+func chainOf(chain *[64]kvindex.Hash, conversation int) []kvindex.Hash {
+	r := rand.New(rand.NewPCG(uint64(conversation), 1))
+	for i := range chain {
+		if chain[i] = kvindex.Hash(i + 1); i >= 16 {
+			chain[i] = kvindex.Hash(r.Uint64())
+		}
+	}
+	return chain[:]
+}
+
+// processTime is the CPU time of this process.
+func processTime() time.Duration {
+	var u syscall.Rusage
+	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// heap returns the live heap in bytes.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

@@ -220,6 +220,43 @@ func BenchmarkIndex(b *testing.B) {
 	b.Run("both_at_2M", func(b *testing.B) { benchBoth(b, f, c, queries, 2_200_000) })
 }
 
+// BenchmarkScaleIndex measures indexes of up to 100 million (block, target) pairs over 64 targets:
+// bytes per pair, CPU time of an event and of a match of a 2,048-block prompt. The largest needs
+// about 4 GB with GOGC=25.
+func BenchmarkScaleIndex(b *testing.B) {
+	for entries := 100_000; entries <= 100_000_000; entries *= 10 {
+		for _, n := range []int{entries, 3 * entries} {
+			if n <= 100_000_000 {
+				b.Run(strconv.Itoa(n), func(b *testing.B) { benchScale(b, n) })
+			}
+		}
+	}
+}
+
+func benchScale(b *testing.B, entries int) {
+	const matches = 20_000
+	f := newFleet(entries)
+	b.ReportMetric(float64(f.bytes)/float64(f.x.Stats().Entries), "B/pair")
+	queries, c := f.queries(), f.churn()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	events, start := 0, threadTime()
+	for threadTime()-start < time.Second {
+		events += c.step()
+	}
+	b.ReportMetric(float64((threadTime()-start).Nanoseconds())/float64(events), "cpu-ns/event")
+	out, times := make([]Match, f.x.Targets()), make([]time.Duration, 0, matches)
+	for i := range matches {
+		start := threadTime()
+		f.x.Match(queries[i%len(queries)], out)
+		times = append(times, threadTime()-start)
+	}
+	b.ReportMetric(quantile(times, 0.5), "match-p50-µs")
+	b.ReportMetric(quantile(times, 0.99), "match-p99-µs")
+	b.ReportMetric(0, "ns/op") // the work has a fixed length
+	runtime.KeepAlive(f)
+}
+
 // benchIngest processes events at a rate per second, or without a limit if rate is 0.
 func benchIngest(b *testing.B, c *churn, rate float64) {
 	runtime.LockOSThread()

@@ -1,0 +1,88 @@
+package engine
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// TestChangesShareSnapshots: when many instances become ready at once, there are far fewer
+// snapshots than instances, and each caller finds its instance in the snapshot.
+func TestChangesShareSnapshots(t *testing.T) {
+	const n = 2000
+	f := newFleet(t)
+	var specs []config.Engine
+	for k := range n {
+		specs = append(specs, config.Engine{Name: fmt.Sprint("e", k), URL: "http://e", Role: "both", Connector: "none", Model: "m", Ranks: 1})
+	}
+	if err := f.Apply(SourceStatic, specs, 0); err != nil {
+		t.Fatal(err)
+	}
+	var (
+		running   sync.WaitGroup
+		mu        sync.Mutex
+		snapshots = map[*Snapshot]bool{}
+	)
+	for _, i := range f.Snapshot().Instances {
+		running.Go(func() {
+			f.become(i, Ready)
+			s := f.Snapshot()
+			if p, ok := s.Pool("m"); !ok || !has(p.Ready, i) {
+				t.Errorf("%s is not in the snapshot", i.Spec.Name)
+			}
+			mu.Lock()
+			snapshots[s] = true
+			mu.Unlock()
+		})
+	}
+	running.Wait()
+	if len(snapshots) > n/4 {
+		t.Errorf("%d snapshots for %d instances", len(snapshots), n)
+	}
+	f.Settle()
+	if p, _ := f.Snapshot().Pool("m"); len(p.Ready) != n {
+		t.Errorf("%d of %d instances are in the snapshot", len(p.Ready), n)
+	}
+}
+
+// TestProbesSpread: the probes of many instances that came together are not at the same time.
+func TestProbesSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		var specs []config.Engine
+		for k := range spreadFrom {
+			specs = append(specs, f.spec(fmt.Sprint("e", k), "both", "none"))
+		}
+		f.must(t, f.Apply(SourceStatic, specs, 0))
+		f.start(t)
+		probes := func() (n int) {
+			for k := range spreadFrom {
+				n += f.engines.count(fmt.Sprintf("e%d:80/live", k))
+			}
+			return n
+		}
+		most, before := 0, probes()
+		for range 40 { // two intervals
+			time.Sleep(100 * time.Millisecond)
+			synctest.Wait()
+			now := probes()
+			most, before = max(most, now-before), now
+		}
+		if most > spreadFrom/4 || before < 2*spreadFrom {
+			t.Errorf("%d of %d probes are within 100 ms", most, before)
+		}
+	})
+}
+
+func has(rows []Row, i *Instance) bool {
+	for k := range rows {
+		if rows[k].Instance == i {
+			return true
+		}
+	}
+	return false
+}
