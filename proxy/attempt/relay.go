@@ -160,10 +160,11 @@ func (a *attempt) releaseRequest() {
 // streamRelay relays one stream after its first event has come. It is the Sink of the stream: it
 // writes the whole events of each piece, with one flush.
 type streamRelay struct {
+	downstream.Events // lends the memory of the pieces
+
 	ctx    context.Context
 	a      *attempt
 	l      *leg
-	out    downstream.Events
 	resp   *upstream.Response
 	events openai.EventScanner
 	held   int // bytes that are reserved for incomplete or merged events
@@ -188,20 +189,14 @@ type streamRelay struct {
 func (s *streamRelay) pump(first *buffer.Buffer) error {
 	journal := s.a.env.Journal
 	s.last, s.lastEvent, s.intervals = journal.FirstByte, journal.FirstByte, &journal.Intervals
-	s.out = s.a.env.Client.Events(first)
-	defer s.out.Free()
-	s.out.RenewWrites(s.last)
+	s.Events = s.a.env.Client.Events(first)
+	defer s.Free()
+	s.RenewWrites(s.last)
 	if s.relay(first.B, nil) {
 		s.resp.Each(s)
 	}
 	return s.failed
 }
-
-// Take implements upstream.Sink.
-func (s *streamRelay) Take() []byte { return s.out.Take() }
-
-// Free implements upstream.Sink.
-func (s *streamRelay) Free() { s.out.Free() }
 
 // Use implements upstream.Sink.
 func (s *streamRelay) Use(n int, at time.Time, err error) (more bool) {
@@ -209,8 +204,8 @@ func (s *streamRelay) Use(n int, at time.Time, err error) (more bool) {
 		s.intervals.Observe(at.Sub(s.last))
 		s.last = at
 	}
-	s.out.RenewWrites(at)
-	return s.relay(s.out.Take()[:n], err)
+	s.RenewWrites(at)
+	return s.relay(s.Take()[:n], err)
 }
 
 // relay writes the whole events after the next piece, and notes the error that ends the stream.
@@ -227,7 +222,7 @@ func (s *streamRelay) relay(piece []byte, err error) (more bool) {
 		whole, werr = s.edited(whole)
 	}
 	if len(whole) > 0 && werr == nil {
-		werr = s.out.Write(whole, s.resp.Ended())
+		werr = s.Write(whole, s.resp.Ended())
 	}
 	switch {
 	case werr != nil:
@@ -305,7 +300,8 @@ func (s *streamRelay) end(err error) error {
 	}
 	// A connection that broke after the last event has lost nothing. Any error of another type means
 	// that the client has not received all events.
-	if err == nil || events.Done && !events.MidEvent() && isLost(err) {
+	_, lost := errors.AsType[*upstream.Error](err)
+	if err == nil || events.Done && !events.MidEvent() && lost {
 		rest := events.Finish()
 		switch {
 		case events.Aborted:
@@ -331,12 +327,6 @@ func (s *streamRelay) end(err error) error {
 		return a.timingEvent()
 	}
 	return nil
-}
-
-// isLost reports whether err is an error of the connection.
-func isLost(err error) bool {
-	_, ok := errors.AsType[*upstream.Error](err)
-	return ok
 }
 
 // broken informs the client that its stream has ended with err before its end, and returns the

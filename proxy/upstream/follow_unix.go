@@ -61,17 +61,15 @@ func (c *call) follow(s Sink) (n int, ok bool) {
 		f.looked = late
 		cn = c.followed(late)
 	}
-	f.clear() // the call has ended, or Read waits for the end of the linger
+	*f = follower{once: f.once} // the call has ended, or Read waits for the end of the linger
 	return 0, true
 }
-
-func (f *follower) clear() { *f = follower{once: f.once} }
 
 // end ends a follow after the last read, whose error is err. Afterwards the connection may have
 // another call.
 func (f *follower) end(cn *conn, err error) (n int, ok bool) {
 	c, n, failed, stopped := f.call, f.n, f.failed, f.stopped
-	f.clear()
+	*f = follower{once: f.once}
 	switch {
 	case stopped:
 		return 0, false

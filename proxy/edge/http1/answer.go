@@ -43,11 +43,6 @@ type answer struct {
 	asked  bool // the client waits for 100 Continue; guarded by asking
 }
 
-func (a *answer) begin(c *conn, r *http.Request, h head, b *body) {
-	a.conn, a.req, a.body = c, r, b
-	a.length, a.closes, a.keeps, a.continues, a.asked = -1, h.close, h.keep, h.continues, h.continues
-}
-
 // Header implements http.ResponseWriter.
 func (a *answer) Header() http.Header {
 	if a.header == nil {
@@ -68,7 +63,9 @@ func (a *answer) WriteHeader(status int) {
 		a.inform(status)
 		return
 	}
-	a.stopAsking()
+	if a.continues {
+		a.stopAsking()
+	}
 	a.status = status
 	a.out = a.appendHeader(newBuffer()[:headRoom])
 	a.bodyAt = len(a.out)
@@ -247,9 +244,6 @@ func (a *answer) sendContinue() {
 
 // stopAsking prevents a later 100 Continue.
 func (a *answer) stopAsking() {
-	if !a.continues {
-		return
-	}
 	a.asking.Lock()
 	defer a.asking.Unlock()
 	a.asked = false

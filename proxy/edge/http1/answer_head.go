@@ -88,7 +88,10 @@ func (a *answer) beginBody(whole bool, next []byte) {
 	if whole && allowed && a.length < 0 && a.trailer == nil && (!isHead || len(buffered) > 0) {
 		a.length = a.written
 	}
-	if a.conn.server.retired.Load() || a.asks() || a.body.broken.Load() {
+	// If the client may have waited for 100 Continue, and the body has not been read, the next bytes
+	// may be the body or another request.
+	asks := a.continues && !a.body.Whole()
+	if asks || a.conn.server.retired.Load() || a.body.broken.Load() {
 		a.closes = true
 	}
 	var room [headRoom]byte
@@ -130,10 +133,6 @@ func (a *answer) beginBody(whole bool, next []byte) {
 		a.out = append(slices.Insert(a.out, a.bodyAt, line...), crlf...)
 	}
 }
-
-// asks reports whether the body of the request has not been read although the client may
-// have waited for 100 Continue. The next bytes may then be the body or another request.
-func (a *answer) asks() bool { return a.continues && !a.body.Whole() }
 
 // appendTrailer appends the fields behind the last chunk.
 func (a *answer) appendTrailer(b []byte) []byte {

@@ -70,12 +70,14 @@ func (b *body) Read(p []byte) (n int, err error) {
 		}
 	}
 	switch {
-	case err == nil, isTimeout(err): // the reader may set another deadline and go on
-		return n, err
+	case err == nil:
+		return n, nil
 	case err == io.EOF:
 		b.whole.Store(true)
 		b.conn.watch()
 		b.conn.release()
+	case isTimeout(err): // the reader may set another deadline and go on
+		return n, err
 	case err != errMalformedBody: // the connection has ended
 		b.conn.leave()
 	}
@@ -89,7 +91,14 @@ func (b *body) readPart(p []byte) (int, error) {
 	if int64(len(p)) > b.left {
 		p = p[:b.left]
 	}
-	n, err := b.conn.read(p)
+	var n int
+	var err error
+	if c := b.conn; c.r < c.w {
+		n = copy(p, c.buf[c.r:c.w])
+		c.r += n
+	} else {
+		n, err = c.nc.Read(p)
+	}
 	if b.left -= int64(n); b.left > 0 && err == io.EOF {
 		return n, io.ErrUnexpectedEOF
 	}

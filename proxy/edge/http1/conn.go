@@ -103,7 +103,7 @@ func (c *conn) request(text string) bool {
 		return false
 	}
 	r.RemoteAddr, r.TLS, r.Body = c.remote, c.state, http.NoBody
-	q.answer.begin(c, r, h, &q.body)
+	q.answer = answer{conn: c, req: r, body: &q.body, length: -1, closes: h.close, keeps: h.keep, continues: h.continues, asked: h.continues}
 	q.body.begin(c, r, h, &q.answer)
 	c.current.Store(&q.ctx)
 	if h.length != 0 {
@@ -162,8 +162,10 @@ func (c *conn) finish() {
 func (c *conn) readHead() (string, error) {
 	line, at := 0, 0 // behind c.r: where the current line begins, and how far lines have been searched
 	for {
-		if at == 0 {
-			c.skipLineEnds()
+		if at == 0 { // empty lines may stand behind the body of a POST (RFC 9112 2.2)
+			for ; c.lineEnds > 0 && c.r < c.w && (c.buf[c.r] == '\r' || c.buf[c.r] == '\n'); c.r++ {
+				c.lineEnds--
+			}
 		}
 		got := c.buf[c.r:c.w]
 		for at < len(got) {
@@ -178,16 +180,18 @@ func (c *conn) readHead() (string, error) {
 				return "", BadLine
 			case at-line > 2:
 				line = at
+			case line > 0 && at > c.server.HeadLimit:
+				return "", HeadTooLarge
 			case line > 0:
 				text := string(got[:at])
 				c.r += at
-				return text, c.limit(at)
+				return text, nil
 			default:
 				return "", Malformed
 			}
 		}
-		if err := c.limit(len(got)); err != nil {
-			return "", err
+		if len(got) > c.server.HeadLimit {
+			return "", HeadTooLarge
 		}
 		if err := c.fill(); err != nil {
 			if err == io.EOF && c.r < c.w {
@@ -197,21 +201,6 @@ func (c *conn) readHead() (string, error) {
 		}
 		c.begun()
 	}
-}
-
-// skipLineEnds skips empty lines behind the body of a POST (RFC 9112 2.2).
-func (c *conn) skipLineEnds() {
-	for ; c.lineEnds > 0 && c.r < c.w && (c.buf[c.r] == '\r' || c.buf[c.r] == '\n'); c.r++ {
-		c.lineEnds--
-	}
-}
-
-// limit returns HeadTooLarge for a head of more than the allowed bytes.
-func (c *conn) limit(n int) error {
-	if n > c.server.HeadLimit {
-		return HeadTooLarge
-	}
-	return nil
 }
 
 // isHTTP2 reports whether the connection begins with the preface of HTTP/2, whose first bytes are
@@ -280,16 +269,6 @@ func (c *conn) linger() {
 	if ok && w.CloseWrite() == nil && c.nc.SetReadDeadline(time.Now().Add(lingerLimit)) == nil {
 		_, _ = io.Copy(io.Discard, c.nc) // the connection ends in any case
 	}
-}
-
-// read reads into p what has been read before, or else from the connection.
-func (c *conn) read(p []byte) (n int, err error) {
-	if c.r < c.w {
-		n = copy(p, c.buf[c.r:c.w])
-		c.r += n
-		return n, nil
-	}
-	return c.nc.Read(p)
 }
 
 // fill reads more bytes into buf.

@@ -9,7 +9,8 @@ const (
 	targetByte             // of request targets: visible ASCII
 	plainByte              // of request targets: stands for itself in a path
 	hostByte               // of Host lines, as in net/http (httpguts.ValidHostHeader)
-	quotedByte             // in a quoted string, without a backslash before it (RFC 9110 5.6.4)
+	digitByte
+	quotedByte // in a quoted string, without a backslash before it (RFC 9110 5.6.4)
 )
 
 var classes = func() (t [256]uint8) {
@@ -19,6 +20,7 @@ var classes = func() (t [256]uint8) {
 		}
 	}
 	const alnum = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	set(digitByte, "0123456789")
 	set(tokenByte, alnum+"!#$%&'*+-.^_`|~")
 	set(plainByte, alnum+"-_.~$&+,/:;=@")
 	set(hostByte, alnum+"!$%&()*+,-.:;=[']_~")

@@ -233,13 +233,8 @@ func bodyLength(r *http.Request) (int64, error) {
 
 // parseLength reads digits, at most as many as an int64 has.
 func parseLength(s string) (int64, bool) {
-	if s == "" || len(s) > 19 {
+	if len(s) > 19 || !all(s, digitByte) { // ParseInt refuses an empty one
 		return 0, false
-	}
-	for i := range len(s) {
-		if !digit(s[i]) {
-			return 0, false
-		}
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
 	return n, err == nil
