@@ -300,8 +300,7 @@ func (s *streamRelay) end(err error) error {
 	}
 	// A connection that broke after the last event has lost nothing. Any error of another type means
 	// that the client has not received all events.
-	_, lost := errors.AsType[*upstream.Error](err)
-	if err == nil || events.Done && !events.MidEvent() && lost {
+	if err == nil || events.Done && !events.MidEvent() && isLost(err) {
 		rest := events.Finish()
 		switch {
 		case events.Aborted:
@@ -327,6 +326,12 @@ func (s *streamRelay) end(err error) error {
 		return a.timingEvent()
 	}
 	return nil
+}
+
+// isLost reports whether err is an error of the connection.
+func isLost(err error) bool {
+	_, ok := errors.AsType[*upstream.Error](err)
+	return ok
 }
 
 // broken informs the client that its stream has ended with err before its end, and returns the

@@ -297,7 +297,8 @@ func TestLeavingConnection(t *testing.T) {
 	request := honest.enter(t.Context())
 	hostile.count(hostile.streams[1], 3*r.limit())
 	delete(r.conns, hostile) // the first step of leave
-	if !honest.arrive(1, 1000) || !honest.arrive(1, 1000) || request.Err() != nil {
+	first, second := honest.arrive(1, 1000), honest.arrive(1, 1000)
+	if !first || !second || request.Err() != nil {
 		t.Error("the stream of the other connection was told to end")
 	}
 	r.leave(hostile)
