@@ -218,7 +218,7 @@ func (w *world) faults(l *load) (all []fault) {
 		exited(w.t, pid)
 		dead = time.Now()
 	}
-	// The requests that the worker can have had: they began before its sockets closed.
+	// The requests that the worker can have had: they began before its sockets were closed.
 	workerKill.broken = func(o *outcome) bool {
 		return o.c.p == a && o.broke && o.began.Before(dead) && o.ended.After(killed)
 	}
