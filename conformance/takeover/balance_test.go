@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -237,6 +239,7 @@ func TestSpreadWithout(t *testing.T) {
 			}
 			pid := w.children("worker")[0]
 			syscall.Kill(pid, signal)
+			w.eventually("the worker still runs", func() bool { return !runs(pid) })
 			for _, v := range w.come("HTTP/1.1", 300, 0, false) {
 				v.leave()
 			}
@@ -245,4 +248,19 @@ func TestSpreadWithout(t *testing.T) {
 			}
 		})
 	}
+}
+
+// runs reports whether a thread of a process is neither stopped nor ended. A signal reaches the
+// threads of a process on a busy machine some time after the call that sends it. Until then they
+// accept connections.
+func runs(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if len(threads) == 0 {
+		return syscall.Kill(pid, 0) == nil
+	}
+	return slices.ContainsFunc(threads, func(path string) bool {
+		stat, err := os.ReadFile(path)
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return err == nil && !strings.HasPrefix(state, "T") && !strings.HasPrefix(state, "Z")
+	})
 }
