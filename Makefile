@@ -5,7 +5,10 @@ STATICCHECK  := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK  := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 GOLANGCI     := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GREMLINS     := github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
-VERSION      ?= 0.1.0-dev
+# The number of the release that this source becomes. make release makes the release; any other
+# build is a development version.
+RELEASE      := 0.1.0
+VERSION      ?= $(RELEASE)$(if $(filter release test-release,$(MAKECMDGOALS)),,-dev)
 COMMIT       := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS      := -s -w -X github.com/pdproxy/pdproxy/cmd.Version=$(VERSION) -X github.com/pdproxy/pdproxy/cmd.commit=$(COMMIT)
 PACKAGES     := ./...
@@ -20,7 +23,7 @@ RACE         := -race $(foreach p,engine/wazevo/backend/... engine/wazevo/fronte
 SUITE        := $(GO) run ./internal/dev/suite
 # The second tier has these packages below conformance, and these tests of conformance
 # itself: they start many processes, or need root, the network, or other programs.
-SECOND       := abi chaos costs deploy discovery fleet http1 kvevents plugins policies scaling security takeover
+SECOND       := abi acme chaos costs deploy discovery fleet http1 kvevents plugins policies scaling security takeover
 SECOND_TESTS := ^Test(Modes|Soak|Std|WorkerKilled|CoordinatorKilled)$$
 # The first tier runs conformance and internal without the race detector. They are tools and
 # simulated engines, and the detector takes five times the processor time. The second tier runs
@@ -56,8 +59,8 @@ build: ## bin/pdproxy
 	$(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/pdproxy ./cmd/pdproxy
 
 .PHONY: demo
-demo: ## simulated engines and the proxy in one process
-	$(GO) run ./cmd/pdproxy demo
+demo: build ## simulated engines and the proxy in one process
+	bin/pdproxy demo
 
 .PHONY: test
 test: ## the first tier, for every change: unit tests under the race detector, every failure with every connector
@@ -70,6 +73,7 @@ test-all: vet processes alone clients gateway ## the second tier: fleets, takeov
 vet:
 	$(GO) vet $(PACKAGES)
 	$(GO) vet -tags kubernetes ./conformance/discovery
+	$(GO) vet -tags authors ./conformance/plugins
 
 .PHONY: processes
 processes: # the second tier under the race detector, and the failures with every connector again
@@ -152,6 +156,11 @@ bench-scale: build ## costs over the number of targets, models, conversations, s
 test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)
 	conformance/real/run.sh
 
+.PHONY: test-continue
+test-continue: build ## streams of real vLLM engines on the CPU that are killed, stopped and drained (Python index needed, not in CI)
+	conformance/real/continue.sh plain
+	conformance/real/continue.sh nixl
+
 .PHONY: test-epp
 test-epp: build ## the endpoint picker behind a real Envoy; LLMD_SIDECAR names llm-d's sidecar, LLMD_EPP its EPP (Python index needed, not in CI)
 	ENVOY=$$(conformance/epp/install.sh) && cd conformance/epp && ENVOY=$$ENVOY $(GO) test -count=1 -timeout 20m .
@@ -161,16 +170,17 @@ bench-epp: build ## the endpoint picker beside llm-d's (LLMD_EPP names its progr
 	ENVOY=$$(conformance/epp/install.sh) && cd conformance/epp && ENVOY=$$ENVOY $(GO) test -count=1 -run '^$$' -bench . -benchtime 1x -timeout 30m .
 
 .PHONY: test-manifests
-test-manifests: ## deploy/gateway against the schemas of the gateways' releases (Go module proxy needed, not in CI)
+test-manifests: ## deploy/gateway and the files of quickstart --out against their schemas (Go module proxy needed, not in CI)
 	cd conformance/kubernetes/crds && $(GO) test -count=1 ./manifests
+	cd conformance/quickstart && $(GO) test -count=1 .
 
 .PHONY: test-page
 test-page: build ## the dashboard in Chromium (needs chromium, not in CI); SCREENSHOTS=1 writes the pictures of the docs
-	cd conformance/page && $(GO) test -count=1 -timeout 30m . $(if $(SCREENSHOTS),-screenshots -run 'Operator|Parked')
+	cd conformance/page && $(GO) test -count=1 -timeout 30m . $(if $(SCREENSHOTS),-screenshots -run 'Operator|Parked|Incident')
 
 .PHONY: test-authors
-test-authors: ## plugins in each language, a real registry and minisign (root needed, not in CI)
-	$(GO) test -count=1 -tags authors ./conformance/plugins -run 'Scaffold|RealRegistry'
+test-authors: ## plugins in each language, with TinyGo TINYGO_VERSION too; a real registry and minisign (root needed, not in CI)
+	$(GO) test -count=1 -timeout 20m -tags authors ./conformance/plugins -run 'Scaffold|RealRegistry|TinyGo'
 
 .PHONY: test-operations
 test-operations: ## dashboard, alerts and ScaledObjects with a real Prometheus, and OTLP (root and Debian's packages, not in CI)
@@ -257,7 +267,7 @@ routing: ## hits and evenness of kv_aware and pair_aware on variants of a real t
 
 .PHONY: routing-tables
 routing-tables: ## the tables of docs/concepts/routing.md: place policies on four public traces
-	PDPROXY_ROUTING=tables $(GO) test -count=1 -timeout 2h -run '^TestTables$$' -v ./internal/replay
+	$(GO) test -run '^$$' -bench '^BenchmarkTables$$' -benchtime 1x -timeout 2h ./internal/replay
 
 .PHONY: reference
 reference: ## the generated pages of docs/reference
@@ -267,9 +277,18 @@ reference: ## the generated pages of docs/reference
 proto: ## the Go code of the messages between processes, from proxy/fleetpb/*.proto
 	cd internal/dev/genproto && $(GO) run . ../../../proxy/fleetpb place.proto fleet.proto
 
+# NO_MKDOCS_2_WARNING: the theme warns of the next MkDocs; docs/requirements.txt pins this one.
 .PHONY: docs
+docs: export NO_MKDOCS_2_WARNING = 1
 docs: reference build/docs-tools/.installed ## the site of docs in build/site; fails if a link is dead
 	build/docs-tools/bin/mkdocs build --strict --quiet
+	@echo "The site is in build/site. To read it with its search, run:"
+	@echo "  python3 -m http.server --bind 127.0.0.1 --directory $(CURDIR)/build/site 8000"
+	@echo "and open http://127.0.0.1:8000"
+
+.PHONY: test-site
+test-site: docs ## the search of the site finds how-tos first (node)
+	node conformance/docs/search.js build/site
 
 build/docs-tools/.installed: docs/requirements.txt
 	python3 -m venv build/docs-tools
@@ -307,7 +326,7 @@ lint: ## staticcheck and golangci-lint
 
 .PHONY: check
 check: vet lint ## all that must hold before a commit lands
-	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w ."; exit 1; }
+	@files=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$files" || { echo "$$files"; echo "run gofmt -w ."; exit 1; }
 	$(GO) mod tidy -diff
 	cd conformance/clients && $(GO) mod tidy -diff
 	cd conformance/kubernetes && $(GO) mod tidy -diff
@@ -316,6 +335,8 @@ check: vet lint ## all that must hold before a commit lands
 	cd conformance/kubernetes/crds && $(GO) mod tidy -diff
 	cd conformance/epp && $(GO) mod tidy -diff && $(GO) vet .
 	cd conformance/page && $(GO) mod tidy -diff
+	cd conformance/quickstart && $(GO) mod tidy -diff
+	cd conformance/acme/pebble && $(GO) mod tidy -diff
 	cd deploy/release/image && $(GO) mod tidy -diff
 	$(GO) build $(PACKAGES)
 	GOARCH=arm64 $(GO) build $(PACKAGES)

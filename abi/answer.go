@@ -46,7 +46,7 @@ func UnpackLeg(v uint64, e LegEvent) (d LegDecision, ok bool) {
 }
 
 // StoreScores writes the scores of f's candidates into the rows of its frame
-// and sets the flag OutScored for the host. Guests call it.
+// and sets the flag OutScored and the scale for the host. Guests call it.
 func StoreScores(frame []byte, f *PlaceFacts) {
 	facts := frame[get32(frame, offHeader):]
 	from, stride := int(get32(facts, placeRows)), int(get32(facts, placeRows+8))
@@ -55,18 +55,19 @@ func StoreScores(frame []byte, f *PlaceFacts) {
 			put32(frame, from+rowScore+i*stride, math.Float32bits(f.Candidates[i].Score))
 		}
 	}
-	put32(frame, offOut, get32(frame, offOut)|OutScored)
+	put32(frame, offOut, get32(frame, offOut)|OutScored|uint32(f.Scale))
 }
 
 // ReadScores copies the scores that the guest wrote into the frame of f to the
-// candidates of f. It sets f.Scored if the guest set the flag OutScored. frame
+// candidates of f. It sets f.Scored and f.Scale if the guest set the flag OutScored. frame
 // is the result of AppendPlace for h and f. ReadScores trusts only the flag and the
 // scores in it. A score that is not a finite number counts as 0.
 func ReadScores(frame []byte, h *Header, f *PlaceFacts) {
-	if get32(frame, offOut)&OutScored == 0 {
+	out := get32(frame, offOut)
+	if out&OutScored == 0 {
 		return
 	}
-	f.Scored = true
+	f.Scored, f.Scale = true, Scale(out&^OutScored)
 	at := HeaderSize + placeSize + rowScore // the rows begin after the facts
 	if h.Extended {
 		at += moreSize + h.added()

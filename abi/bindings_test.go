@@ -39,7 +39,8 @@ var constants = []struct {
 	{"leg_pass", uint64(LegPass)}, {"leg_edited", uint64(LegEdited)}, {"leg_retry", uint64(LegRetry)}, {"leg_place_again", uint64(LegPlaceAgain)}, {"leg_give_up", uint64(LegGiveUp)},
 	{"set_header", uint64(EditSetHeader)}, {"add_header", uint64(EditAddHeader)}, {"remove_header", uint64(EditRemoveHeader)},
 	{"set_field", uint64(EditSetField)}, {"remove_field", uint64(EditRemoveField)}, {"max_edits", MaxEdits},
-	{"out_scored", OutScored},
+	{"out_scored", OutScored}, {"out_low_wins", uint64(LowWins)}, {"out_high_wins", uint64(HighWins)}, {"out_seconds", uint64(UnitSeconds)},
+	{"out_tokens", uint64(UnitTokens)}, {"out_requests", uint64(UnitRequests)}, {"out_blocks", uint64(UnitBlocks)},
 }
 
 // constantTypes are the types of constants that are not u64, by the first word.

@@ -64,7 +64,7 @@ func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
 	f.Adapters = get32(facts, reqFlags)&flagAdapters != 0
 	f.Sequence = get64(b, offSequence)
 	f.Random = get64(b, offRandom)
-	f.Scored = false
+	f.Scored, f.Scale = false, 0
 	from, n, stride := int(get32(facts, placeRows)), int(get32(facts, placeRows+4)), int(get32(facts, placeRows+8))
 	switch {
 	case n == 0:

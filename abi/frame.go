@@ -25,7 +25,7 @@ const (
 	Magic = 'P' | 'D'<<8 | 'F'<<16 | '1'<<24
 
 	// OutScored is the bit of the header's out flags by which a guest reports that it wrote a score
-	// into the rows.
+	// into the rows. The other bits are the Scale of the scores.
 	OutScored = 1 << 0
 )
 

@@ -146,9 +146,28 @@ func TestScores(t *testing.T) {
 	if ReadScores(frame, &header, f); f.Scored || f.Candidates[2].Score != 1 {
 		t.Error("ReadScores read scores without OutScored")
 	}
+	got.Scale = LowWins | UnitBlocks
 	StoreScores(frame, &got)
-	if ReadScores(frame, &header, f); !f.Scored || f.Candidates[2].Score != -8 || f.Candidates[1].Score != 0.5 {
-		t.Errorf("scores %+v", f.Candidates)
+	if ReadScores(frame, &header, f); !f.Scored || f.Candidates[2].Score != -8 || f.Candidates[1].Score != 0.5 || f.Scale != LowWins|UnitBlocks {
+		t.Errorf("scores %+v of scale %#x", f.Candidates, f.Scale)
+	}
+	if DecodePlace(frame, &got, &spare); got.Scored || got.Scale != 0 {
+		t.Errorf("the next decision begins with scored %t and scale %#x", got.Scored, got.Scale)
+	}
+}
+
+// TestScale: values that this version does not know say nothing.
+func TestScale(t *testing.T) {
+	for _, tt := range []struct {
+		scale        Scale
+		better, unit string
+	}{
+		{0, "", ""}, {LowWins, "low", ""}, {HighWins, "high", ""}, {LowWins | UnitSeconds, "low", "s"}, {HighWins | UnitTokens, "high", "tokens"},
+		{UnitRequests, "", "requests"}, {LowWins | UnitBlocks, "low", "blocks"}, {directionBits | 5<<8, "", ""}, {^Scale(0), "", ""},
+	} {
+		if better, unit := tt.scale.Better(), tt.scale.Unit(); better != tt.better || unit != tt.unit {
+			t.Errorf("%#x: %q %q, want %q %q", tt.scale, better, unit, tt.better, tt.unit)
+		}
 	}
 }
 

@@ -339,6 +339,7 @@ type PlaceFacts struct {
 	Sequence, Random uint64
 
 	Scored bool     // out: the policy wrote Candidate.Score into every row that it considered
+	Scale  Scale    // out: the meaning of the scores, for explain; valid when Scored is set
 	Notes  []string // out: the policy's notes for explain
 }
 

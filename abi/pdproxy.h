@@ -83,6 +83,12 @@ typedef struct {
 #define PDPROXY_REMOVE_FIELD 5ULL
 #define PDPROXY_MAX_EDITS 256ULL
 #define PDPROXY_OUT_SCORED 1ULL
+#define PDPROXY_OUT_LOW_WINS 2ULL
+#define PDPROXY_OUT_HIGH_WINS 4ULL
+#define PDPROXY_OUT_SECONDS 256ULL
+#define PDPROXY_OUT_TOKENS 512ULL
+#define PDPROXY_OUT_REQUESTS 768ULL
+#define PDPROXY_OUT_BLOCKS 1024ULL
 
 typedef struct {
 	uint32_t magic; /* PDF1, 0x31464450 */
@@ -91,7 +97,7 @@ typedef struct {
 	uint32_t header_size; /* 64; the facts begin there */
 	uint32_t total_size; /* of the frame */
 	uint32_t policy; /* index of the policy among those of its hook */
-	uint32_t out_flags; /* written by the guest: bit 0, the rows carry scores */
+	uint32_t out_flags; /* written by the guest: bit 0, the rows carry scores; bits 1 and 2, the better score: 0 not stated, 1 low, 2 high; bits 8 to 15, the unit of the scores: 0 none, 1 seconds, 2 tokens, 3 requests, 4 blocks */
 	uint64_t sequence; /* place: number of earlier placements among the same targets (one model, one shape of legs, one set of allowed engines; if conversations are needed, first turns count separately). Other hooks: number of earlier calls of this policy, over all instances of the module */
 	uint64_t random; /* random number for this frame */
 	int64_t unix_ms; /* the host's clock */

@@ -81,6 +81,12 @@ pub const SET_FIELD: u32 = 4;
 pub const REMOVE_FIELD: u32 = 5;
 pub const MAX_EDITS: u32 = 256;
 pub const OUT_SCORED: u32 = 1;
+pub const OUT_LOW_WINS: u32 = 2;
+pub const OUT_HIGH_WINS: u32 = 4;
+pub const OUT_SECONDS: u32 = 256;
+pub const OUT_TOKENS: u32 = 512;
+pub const OUT_REQUESTS: u32 = 768;
+pub const OUT_BLOCKS: u32 = 1024;
 
 #[repr(C)]
 pub struct Header {
@@ -90,7 +96,7 @@ pub struct Header {
     pub header_size: u32, // 64; the facts begin there
     pub total_size: u32, // of the frame
     pub policy: u32, // index of the policy among those of its hook
-    pub out_flags: u32, // written by the guest: bit 0, the rows carry scores
+    pub out_flags: u32, // written by the guest: bit 0, the rows carry scores; bits 1 and 2, the better score: 0 not stated, 1 low, 2 high; bits 8 to 15, the unit of the scores: 0 none, 1 seconds, 2 tokens, 3 requests, 4 blocks
     pub sequence: u64, // place: number of earlier placements among the same targets (one model, one shape of legs, one set of allowed engines; if conversations are needed, first turns count separately). Other hooks: number of earlier calls of this policy, over all instances of the module
     pub random: u64, // random number for this frame
     pub unix_ms: i64, // the host's clock
@@ -393,6 +399,12 @@ impl Place {
     pub fn set_score(&mut self, row: i32, score: f32) {
         unsafe { (*self.rows.row::<Candidate>(row)).score = score }
         frame().out_flags |= OUT_SCORED;
+    }
+
+    /// Says what the scores mean: OUT_LOW_WINS or OUT_HIGH_WINS, and OUT_SECONDS, OUT_TOKENS,
+    /// OUT_REQUESTS, OUT_BLOCKS or no unit.
+    pub fn set_scale(&mut self, scale: u32) {
+        frame().out_flags |= scale;
     }
 }
 

@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -87,10 +89,15 @@ func loopbackAddresses(u *url.URL) []string {
 	return nil
 }
 
-// get requests an escaped path. It follows no redirections, so that no other
-// host receives the token.
+// get requests an escaped path.
 func (t *adminTarget) get(path string) (*http.Response, error) {
-	req, err := http.NewRequest(http.MethodGet, t.base.JoinPath(path).String(), nil)
+	return t.open(context.Background(), path, 10*time.Second)
+}
+
+// open requests an escaped path. limit is that of the whole answer; 0: none. It follows no
+// redirections, so that no other host receives the token.
+func (t *adminTarget) open(ctx context.Context, path string, limit time.Duration) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.base.JoinPath(path).String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -98,10 +105,13 @@ func (t *adminTarget) get(path string) (*http.Response, error) {
 		req.Header.Set("Authorization", "Bearer "+t.token)
 	}
 	client := http.Client{
-		Timeout:       10 * time.Second,
+		Timeout:       limit,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	resp, err := client.Do(req)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, fmt.Errorf("no proxy answers at %s: %w; --admin names another admin address", t.base.Host, syscall.ECONNREFUSED)
+	}
 	if err == nil && resp.StatusCode == http.StatusUnauthorized {
 		resp.Body.Close()
 		return nil, errors.Join(fmt.Errorf("%s requires another token than the token that was found; name its file by --token-file or $%s", t.base.Host, adminTokenVariable), t.missing)

@@ -69,7 +69,7 @@ so far.`,
 func (b *benchFlags) addTo(cmd *cobra.Command) {
 	f, c := cmd.Flags(), &b.load
 	f.StringVar(&c.URL, "url", "", "endpoint: http://host:port, host:port, or OpenAI's base URL that ends in /v1")
-	f.StringVar(&c.API, "api", loadgen.APIChat, loadgen.APIChat+", "+loadgen.APICompletions+" or "+loadgen.APIResponses+"; default with --trace "+loadgen.APICompletions)
+	f.StringVar(&c.API, "api", loadgen.APIChat, "API of the requests: %s; default with --trace "+loadgen.APICompletions)
 	f.StringVar(&c.Model, "model", "", "model to name; default the first of /v1/models")
 	f.StringVar(&b.keyFile, "key-file", "", "file with the API key")
 	f.IntVar(&c.Requests, "requests", 100, "requests to send and measure; default with --trace all of the trace")
@@ -93,6 +93,10 @@ func (b *benchFlags) addTo(cmd *cobra.Command) {
 	f.StringVar(&b.html, "html", "", "file for a report with plots")
 	f.DurationVar(&c.Timeout, "timeout", 5*time.Minute, "limit of one request")
 	f.Uint64Var(&c.Seed, "seed", 1, "seed of the prompts and the times")
+	chooseOf(cmd, "api", loadgen.APIChat, loadgen.APICompletions, loadgen.APIResponses)
+	choose(cmd, f, "sweep", choice{allowed: []string{loadgen.SweepRate, loadgen.SweepConcurrency, loadgen.SweepSpeed}, cut: ahead("=")})
+	completeFile(cmd, "jsonl", "trace", "output")
+	completeFile(cmd, "html", "html")
 }
 
 // runs checks the flags and returns the configuration of each run.
@@ -189,8 +193,6 @@ func (b *benchFlags) check() error {
 	switch {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 		return errors.New("--url: want http://host:port")
-	case c.API != loadgen.APIChat && c.API != loadgen.APICompletions && c.API != loadgen.APIResponses:
-		return fmt.Errorf("--api: %q is not %s, %s or %s", c.API, loadgen.APIChat, loadgen.APICompletions, loadgen.APIResponses)
 	case !(c.Rate >= 0):
 		return errors.New("--rate: must not be negative")
 	case c.WarmUp < -1:

@@ -40,6 +40,7 @@ have none either. Of two sweeps, the runs with the same value are compared.`,
 	}
 	c.Flags().StringVar(&slo, "slo", "", "limits of a good request, as for pdproxy bench")
 	c.Flags().StringVar(&html, "html", "", "file for a report with plots")
+	completeFile(c, "html", "html")
 	return a.addJSON(c)
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -17,13 +18,14 @@ import (
 	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/cmd/supervisor"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
+	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 type demoFlags struct {
 	listen, admin, connector, place string
 	prefill, decode, enginePort     int
-	traffic                         bool
+	traffic, chaos                  bool
 }
 
 func (a *app) demoCommand() *cobra.Command {
@@ -33,10 +35,14 @@ func (a *app) demoCommand() *cobra.Command {
 		Short: "Run simulated engines, the proxy and the built-in policies in one process",
 		Example: `  pdproxy demo
   pdproxy demo --traffic                               # and watch it on the page that it prints
+  pdproxy demo --chaos                                 # kills decode engines under long streams
   pdproxy demo --connector sglang --prefill 3 --decode 1
   pdproxy demo --place kv_aware --engine-port 8100     # engines on 8100, 8101, ...`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(c *cobra.Command, _ []string) error {
+			if d.chaos && !c.Flags().Changed("log-level") && !c.Root().PersistentFlags().Changed("log-level") {
+				a.logLevel = "error" // each kill would write many lines between those of the demo
+			}
 			log, err := a.logger()
 			if err != nil {
 				return err
@@ -47,13 +53,24 @@ func (a *app) demoCommand() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&d.listen, "listen", "127.0.0.1:8080", "public address")
 	f.StringVar(&d.admin, "admin", "127.0.0.1:9090", "admin address")
-	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-tier, sglang or trtllm")
+	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "connector of the engines: %s")
 	f.IntVar(&d.prefill, "prefill", 2, "prefill engines")
 	f.IntVar(&d.decode, "decode", 2, "decode engines")
-	f.StringVar(&d.place, "place", config.Default().Policy.Place, "built-in place policy")
+	f.StringVar(&d.place, "place", config.Default().Policy.Place, "built-in place policy: %s")
 	f.IntVar(&d.enginePort, "engine-port", 0, "port of the first engine; the others use the next ports, and the engine to compare with the last one; 0: any free ports")
 	f.BoolVar(&d.traffic, "traffic", false, "send the requests of a few simulated users, to have something to watch")
+	f.BoolVar(&d.chaos, "chaos", false, "kill and restart decode engines under long streams, which other engines continue, until Ctrl-C; the log has errors only, unless --log-level is given")
+	chooseOf(c, "connector", demoConnectors()...)
+	chooseOf(c, "place", policies.PlaceNames()...)
 	return a.addJSON(a.addLog(c))
+}
+
+// demoConnectors are the connectors that move KV between two simulated engines without a shared
+// folder.
+func demoConnectors() []string {
+	return slices.DeleteFunc(slices.Clone(enginesim.Connectors), func(name string) bool {
+		return name == enginesim.ConnectorNone || name == enginesim.ConnectorVLLMStore
+	})
 }
 
 // demo starts the engines, then serves until a signal.
@@ -64,13 +81,13 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 	if last := d.enginePort + d.prefill + d.decode; d.enginePort < 0 || last > 65535 {
 		return errors.New("--engine-port: the ports of all engines must be from 1 to 65535")
 	}
-	if err := config.RetiredConnector(d.connector); err != nil {
-		return fmt.Errorf("--connector: %w", err)
-	}
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen = d.listen, d.admin
 	cfg.Server.ExposePlacement = true
 	cfg.Policy.Place = d.place
+	if d.chaos {
+		configureChaos(&cfg)
+	}
 	engines, err := startDemoEngines(&cfg, d)
 	defer func() {
 		for _, e := range engines {
@@ -92,13 +109,17 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 	}
 	defer alone.Close()
 	var n *node.Node
-	o := node.Options{Version: Version, OnReady: func() { a.printDemo(n, d, alone.URL()) }}
+	keys, restore := a.demoKeys(d)
+	if restore != nil {
+		defer restore()
+	}
+	o := node.Options{Version: Version, OnReady: func() { a.printDemo(n, d, alone.URL(), keys != nil) }}
 	if o.Sockets.Public, err = net.Listen("tcp", d.listen); err != nil {
-		return exit.Failed(fmt.Errorf("--listen: %w", err))
+		return portError("--listen", d.listen, err)
 	}
 	if o.Sockets.Admin, err = net.Listen("tcp", d.admin); err != nil {
 		o.CloseSockets()
-		return exit.Failed(fmt.Errorf("--admin: %w", err))
+		return portError("--admin", d.admin, err)
 	}
 	if n, err = node.New(&cfg, log, o); err != nil {
 		o.CloseSockets()
@@ -111,7 +132,20 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 		defer traffic.Wait()
 		defer cancel()
 	}
-	return supervisor.ServeUntilSignal(n, log, func() error { return errors.New("the demo has no configuration file") })
+	if keys != nil {
+		ctx, cancel := context.WithCancel(context.Background())
+		var pressing sync.WaitGroup
+		pressing.Go(func() { a.pressDemoKeys(ctx, keys, engines) })
+		defer pressing.Wait()
+		defer cancel()
+	}
+	serve := func() error {
+		return supervisor.ServeUntilSignal(n, log, func() error { return errors.New("the demo has no configuration file") })
+	}
+	if d.chaos {
+		return newChaos(a, d.connector, engines, n.URL(), n.AdminURL(), alone.URL()).run(serve)
+	}
+	return serve()
 }
 
 // demoProblems returns the problems of a demo's configuration, which has no file: the
@@ -134,15 +168,33 @@ func demoProblems(problems config.Problems) error {
 // start starts an engine. An error names the flag of its port.
 func (d demoFlags) start(e *enginesim.Engine) error {
 	err := e.Start()
-	if err != nil && d.enginePort > 0 {
-		err = fmt.Errorf("--engine-port: %w", err)
+	switch {
+	case err == nil || d.enginePort == 0:
+		return exit.Failed(err)
+	case errors.Is(err, syscall.EADDRINUSE):
+		err = fmt.Errorf("%w; without the flag the engines use free ports", err)
 	}
-	return exit.Failed(err)
+	return exit.Failed(fmt.Errorf("--engine-port: %w", err))
+}
+
+// portError describes an address that a flag names, and on which the demo cannot listen.
+func portError(flag, address string, err error) error {
+	if host, _, e := net.SplitHostPort(address); e == nil && errors.Is(err, syscall.EADDRINUSE) {
+		err = fmt.Errorf("%w; %s %s uses a free port", err, flag, net.JoinHostPort(host, "0"))
+	}
+	return exit.Failed(fmt.Errorf("%s: %w", flag, err))
+}
+
+// demoEngine is an engine of the demo.
+type demoEngine struct {
+	*enginesim.Engine        // the present process
+	name              string // in the proxy's configuration
+	dead              bool   // a key has killed it
 }
 
 // startDemoEngines starts the engines and adds them to cfg.
-func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, error) {
-	var engines []*enginesim.Engine
+func startDemoEngines(cfg *config.Config, d demoFlags) ([]*demoEngine, error) {
+	var engines []*demoEngine
 	start := func(role, name string) error {
 		e, err := enginesim.New(d.engine(role, len(engines)))
 		if err != nil {
@@ -151,7 +203,7 @@ func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, err
 		if err := d.start(e); err != nil {
 			return err
 		}
-		engines = append(engines, e)
+		engines = append(engines, &demoEngine{Engine: e, name: name})
 		spec := config.DefaultEngine()
 		spec.Name, spec.URL, spec.Role, spec.Connector = name, e.URL(), role, d.connector
 		spec.KVAddress, spec.BootstrapPort = e.KVAddress(), e.BootstrapPort()
@@ -198,12 +250,20 @@ const demoBody = `{"model":"sim","stream":true,"max_tokens":24,"messages":[{"rol
 
 // printDemo prints commands to try. The second command sends the request to one engine
 // alone. Both answers have the same text, which proves that the right KV blocks arrived.
-func (a *app) printDemo(n *node.Node, d demoFlags, alone string) {
+func (a *app) printDemo(n *node.Node, d demoFlags, alone string, keys bool) {
 	if a.json {
 		_ = a.printJSON(map[string]string{"url": n.URL(), "admin": n.AdminURL(), "engine_alone": alone})
 		return
 	}
-	admin := strings.TrimPrefix(n.AdminURL(), "http://")
+	if d.chaos {
+		a.printChaos(n, d)
+		return
+	}
+	admin, program := strings.TrimPrefix(n.AdminURL(), "http://"), programName()
+	help := "Press Ctrl-C to stop the demo."
+	if keys {
+		help = "Press k to kill an engine as kill -9 does, r to restart it, and Ctrl-C to stop the demo."
+	}
 	fmt.Fprintf(a.out, `pdproxy serves %s with %d prefill and %d decode engines (%s, simulated).
 
 What happens, as a page for the browser:
@@ -218,12 +278,12 @@ The same request to one engine alone gives the same text:
 From Python (pip install openai):
   python3 -c 'from openai import OpenAI; client = OpenAI(base_url="%s/v1", api_key="none"); print(client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "Tell me of the sea."}]).choices[0].message.content)'
 
-The reasons for the placement of a request (curl -i prints its x-request-id), and the engines:
-  pdproxy explain REQUEST_ID --admin %s
-  curl -s %s/v1/engines
+The reasons for the placement of a request (curl -i prints its x-request-id), and the state of the engines:
+  %s explain REQUEST_ID --admin %s
+  %s status --admin %s
 A request that changes something needs the admin token:
-  curl -s -X POST -H "Authorization: Bearer $(pdproxy admin-token --admin %s)" %s/v1/policies/auto/reload
+  curl -s -X POST -H "Authorization: Bearer $(%s admin-token --admin %s)" %s/v1/policies/auto/reload
 
-Press Ctrl-C to stop the demo.
-`, n.URL(), d.prefill, d.decode, d.connector, n.AdminURL(), n.URL(), demoBody, alone, demoBody, n.URL(), admin, n.AdminURL(), admin, n.AdminURL())
+%s
+`, n.URL(), d.prefill, d.decode, d.connector, n.AdminURL(), n.URL(), demoBody, alone, demoBody, n.URL(), program, admin, program, admin, program, admin, n.AdminURL(), help)
 }

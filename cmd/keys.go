@@ -14,24 +14,26 @@ import (
 // keysCommand holds the tools for the API keys of clients.
 func (a *app) keysCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use:     "keys",
-		Short:   "Make API keys for clients",
-		Example: "  pdproxy keys new team-a",
-		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+		Use:   "keys",
+		Short: "Make, list and revoke API keys of clients",
+		Example: `  pdproxy keys new team-a --config config.toml
+  pdproxy keys list config.toml
+  pdproxy keys revoke config.toml team-a`,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(a.keysNewCommand())
+	c.AddCommand(a.keysNewCommand(), a.keysListCommand(), a.keysRevokeCommand())
 	return c
 }
 
 func (a *app) keysNewCommand() *cobra.Command {
 	var attributes keyAttributes
+	var configFile string
 	c := a.addJSON(&cobra.Command{
 		Use:   "new NAME",
-		Short: "Print a new API key and its line for the file of server.auth.keys_file",
+		Short: "Make a new API key and its line for the file of server.auth.keys_file",
 		Long: `Print a new random API key, and the line for the file that server.auth.keys_file
-names. The line has only a hash: the proxy cannot show the key again. SIGHUP makes
-the proxy read the file again.
+names. The line has only a hash: the proxy cannot show the key again. With --config
+the command adds the line to this file. SIGHUP makes the proxy read the file again.
 
 NAME names the client in limits and metrics. The flags limit the client. Without
 --tenant they are the limits of this key alone. With --tenant the key shares the
@@ -39,15 +41,20 @@ limits of a [[tenant]] of the configuration, or of another key that has the
 limits in its line. The hash of a key that exists already
 is the output of: printf %s "$KEY" | sha256sum`,
 		Example: `  pdproxy keys new team-a
-  pdproxy keys new --json team-a
+  pdproxy keys new team-a --config config.toml
   pdproxy keys new team-a --rpm 60 --tpm 100000 --models qwen3-32b,chat`,
 		Args: arguments("NAME"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			key, err := admission.GenerateKey(args[0], attributes.words()...)
-			switch {
-			case err != nil:
+			if err != nil {
 				return fmt.Errorf("keys new: %w", err)
-			case a.json:
+			}
+			if configFile != "" {
+				if err := a.addKey(configFile, key.Line); err != nil {
+					return err
+				}
+			}
+			if a.json {
 				return exit.Failed(a.printJSON(key))
 			}
 			_, err = fmt.Fprintf(a.out, "key:  %s\nline: %s\n", key.Key, key.Line)
@@ -61,6 +68,8 @@ is the output of: printf %s "$KEY" | sha256sum`,
 	f.Int64Var(&attributes.rpm, "rpm", 0, "requests per minute (default: no limit)")
 	f.Int64Var(&attributes.tpm, "tpm", 0, "tokens per minute, of prompts and answers (default: no limit)")
 	f.Int64Var(&attributes.max, "max", 0, "requests that run or wait at the same time (default: no limit)")
+	f.StringVar(&configFile, "config", "", "configuration of the proxy: add the line to its keys file, which the command makes if it does not exist")
+	completeFile(c, "toml", "config")
 	return c
 }
 

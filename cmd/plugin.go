@@ -25,7 +25,6 @@ func (a *app) pluginCommand() *cobra.Command {
 		Example: `  pdproxy plugin new my-router
   pdproxy plugin build my-router
   pdproxy plugin test my-router/my-router.wasm my-router/frames.json`,
-		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return errors.Join(c.Usage(), errNoSubcommand) },
 	}
 	c.AddCommand(a.pluginNewCommand(), a.pluginBuildCommand(), a.pluginInspectCommand(), a.pluginTestCommand(), a.pluginPushCommand())
@@ -54,6 +53,7 @@ source needs no change, and the command does not change its folder.`,
 		},
 	}
 	c.Flags().StringVarP(&o.Output, "output", "o", "", "path of the module (default DIR/<folder name>.wasm)")
+	completeFile(c, "wasm", "output")
 	c.Flags().BoolVar(&o.TinyGo, "tinygo", false, "compile with TinyGo instead of Go")
 	return a.addJSON(c)
 }
@@ -119,11 +119,22 @@ from a registry.`,
 			return a.pluginNew(o)
 		},
 	}
-	c.Flags().StringVar((*string)(&o.Kind), "kind", string(build.Place), "place, plan, mint, leg (policies) or filter; policy means place")
-	c.Flags().StringVar((*string)(&o.Language), "lang", string(build.Go), "go, tinygo, rust or c")
+	c.Flags().StringVar((*string)(&o.Kind), "kind", string(build.Place), "kind of the plugin: %s; policy means place, and all but filter are policies")
+	c.Flags().StringVar((*string)(&o.Language), "lang", string(build.Go), "language of the source: %s")
 	c.Flags().BoolVar(&o.Registry, "sdk", false, "for a filter in Go or Rust: use the SDK of the proxy-wasm project, which the first build downloads")
 	c.Flags().StringVar(&o.SDKDir, "sdk-dir", "", "folder with pdproxy's sources, for a policy in Go that uses them instead of a copy")
+	chooseOf(c, "kind", append(texts(build.Kinds), string(build.Policy))...)
+	chooseOf(c, "lang", texts(build.Languages)...)
+	_ = c.MarkFlagDirname("sdk-dir") // the flag exists
 	return a.addJSON(c)
+}
+
+// texts returns named texts as plain ones.
+func texts[T ~string](list []T) (plain []string) {
+	for _, text := range list {
+		plain = append(plain, string(text))
+	}
+	return plain
 }
 
 func (a *app) pluginNew(o build.NewOptions) error {
@@ -145,7 +156,7 @@ func (a *app) pluginNew(o build.NewOptions) error {
 	// The copied packages are one entry, so that the plugin's own files are visible.
 	files = slices.DeleteFunc(files, func(name string) bool { return strings.HasPrefix(name, "pdproxy/") && name != "pdproxy/go.mod" })
 	list := strings.Replace(strings.Join(files, ", "), "pdproxy/go.mod", "pdproxy/", 1)
-	fmt.Fprintf(a.out, "Created %s: %s\n\nNext, build the plugin and test it (%s has the details, and the configuration of the proxy):\n  pdproxy plugin build %s%s\n  pdproxy plugin test %s %s\n", o.Dir, list, filepath.Join(o.Dir, "README.md"), flag, o.Dir,
-		module, filepath.Join(o.Dir, "frames.json"))
+	fmt.Fprintf(a.out, "Created %s: %s\n\nNext, build the plugin and test it (%s has the details, and the configuration of the proxy):\n  %s plugin build %s%s\n  %s plugin test %s %s\n", o.Dir, list, filepath.Join(o.Dir, "README.md"), programName(), flag, o.Dir,
+		programName(), module, filepath.Join(o.Dir, "frames.json"))
 	return nil
 }

@@ -17,11 +17,11 @@ import (
 
 func (a *app) pluginInspectCommand() *cobra.Command {
 	return a.addJSON(&cobra.Command{
-		Use:   "inspect FILE",
+		Use:   "inspect FILE.wasm",
 		Short: "Show contract, hooks, policies, callbacks, imports, needs, declared headers, size and start time of a module",
 		Example: `  pdproxy plugin inspect my-router/my-router.wasm
   pdproxy plugin inspect --json my-router/my-router.wasm`,
-		Args: arguments("FILE"),
+		Args: arguments("FILE.wasm"),
 		RunE: func(_ *cobra.Command, args []string) error { return a.pluginInspect(args[0]) },
 	})
 }

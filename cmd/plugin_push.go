@@ -17,18 +17,19 @@ import (
 func (a *app) pluginPushCommand() *cobra.Command {
 	var signature string
 	c := &cobra.Command{
-		Use:   "push FILE oci://REGISTRY/REPOSITORY:TAG",
+		Use:   "push FILE.wasm oci://REGISTRY/REPOSITORY:TAG",
 		Short: "Store a module in a registry, for path = \"oci://...\"",
-		Long: `Store the module FILE, and its signature, as one OCI artifact in a registry.
+		Long: `Store the module FILE.wasm, and its signature, as one OCI artifact in a registry.
 Print the location with the digest of the artifact, which always names this content.
 
 The credentials come from Docker's configuration file (docker login). A registry on
 this host (localhost, 127.0.0.1) is reached over HTTP, every other registry over HTTPS.`,
 		Example: `  pdproxy plugin push my-router/my-router.wasm oci://registry.example.com/plugins/my-router:1`,
-		Args:    arguments("FILE", "oci://REGISTRY/REPOSITORY:TAG"),
+		Args:    arguments("FILE.wasm", "oci://REGISTRY/REPOSITORY:TAG"),
 		RunE:    func(_ *cobra.Command, args []string) error { return a.pluginPush(args[0], args[1], signature) },
 	}
-	c.Flags().StringVar(&signature, "signature", "", "signature of FILE by minisign (minisign -Sm FILE writes FILE.minisig)")
+	c.Flags().StringVar(&signature, "signature", "", "signature of FILE.wasm by minisign (minisign -Sm FILE.wasm writes FILE.wasm.minisig)")
+	completeFile(c, "minisig", "signature")
 	return a.addJSON(c)
 }
 

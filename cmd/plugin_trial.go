@@ -25,7 +25,7 @@ func (a *app) pluginTestCommand() *cobra.Command {
 	var level string
 	var upstreams map[string]string
 	c := &cobra.Command{
-		Use:   "test MODULE FRAMES.json",
+		Use:   "test FILE.wasm FRAMES.json",
 		Short: "Run a module on recorded frames; print decisions and cost",
 		Long: `Run the hooks of a policy on recorded facts, or a filter on recorded requests.
 Print each decision and its cost.
@@ -35,7 +35,7 @@ FRAMES.json holds frames (see docs/reference/plugin-frames.md), or the output of
 answer breaks the contract, or the frame expects another answer.`,
 		Example: `  pdproxy plugin test my-router/my-router.wasm my-router/frames.json
   pdproxy plugin test --repeat 1000 my-router/my-router.wasm my-router/frames.json`,
-		Args: arguments("MODULE", "FRAMES.json"),
+		Args: arguments("FILE.wasm", "FRAMES.json"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if o.Repeat < 1 || o.Timeout <= 0 {
 				return errors.New("--repeat and --timeout: at least 1, more than 0")
@@ -56,7 +56,8 @@ answer breaks the contract, or the frame expects another answer.`,
 	c.Flags().DurationVar(&o.Timeout, "timeout", time.Second, "limit of one call (the defaults of the proxy are 5ms for policies and 1s for filters)")
 	c.Flags().IntVar(&o.Repeat, "repeat", 1, "calls of each frame; the output shows their mean time")
 	c.Flags().BoolVar(&o.Trusted, "trusted", false, "as with trusted = true: code without checks, which cannot be interrupted")
-	c.Flags().StringVar(&level, "guest-log", "info", "lowest level of the guest's log: trace, debug, info, warn, error or critical")
+	c.Flags().StringVar(&level, "guest-log", "info", "lowest level of the guest's log: %s")
+	chooseOf(c, "guest-log", host.LogLevels()...)
 	return a.addJSON(c)
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
-	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/quickstart"
 )
 
@@ -19,7 +18,9 @@ import (
 // suggestions contain their names.
 func (a *app) quickstartCommand() *cobra.Command {
 	o := quickstart.Defaults()
+	o.Proxy, _, _ = strings.Cut(Version, "-") // a development version has no image
 	var out string
+	var force bool
 	c := &cobra.Command{
 		Use:   "quickstart",
 		Short: "Print the commands and files of a first deployment with real engines",
@@ -27,13 +28,7 @@ func (a *app) quickstartCommand() *cobra.Command {
 			"configuration of the proxy. Without a name, list the quickstarts.",
 		Example: "  pdproxy quickstart vllm-nixl\n" +
 			"  pdproxy quickstart sglang --prefill 2 --decode 2 --host 10.0.0.5,10.0.0.6 --model Qwen/Qwen3-32B --tp 4 --out deployment",
-		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return unknownQuickstart(c, args[0])
-			}
-			return a.listQuickstarts()
-		},
-		SuggestionsMinimumDistance: 4,
+		RunE: func(*cobra.Command, []string) error { return a.listQuickstarts() },
 	}
 	f := c.PersistentFlags()
 	f.IntVar(&o.Prefill, "prefill", o.Prefill, "number of prefill engines")
@@ -42,20 +37,21 @@ func (a *app) quickstartCommand() *cobra.Command {
 	f.IntVar(&o.TP, "tp", o.TP, "GPUs of each engine (tensor-parallel size)")
 	f.StringSliceVar(&o.Hosts, "host", o.Hosts, "IPv4 addresses of the engines' hosts, separated by commas")
 	f.StringVar(&o.Model, "model", "", "name or path of the model; default a small model")
-	f.StringVar(&out, "out", "", "write config.toml and one script for each process into this new or empty folder")
+	f.StringVar(&out, "out", "", "write config.toml, one script for each process, docker-compose.yaml and kubernetes.yaml into this new or empty folder")
+	f.BoolVar(&force, "force", false, "with --out: overwrite these files in a folder that is not empty")
+	_ = c.MarkPersistentFlagDirname("out") // the flag exists
 	for _, s := range quickstart.List() {
 		c.AddCommand(&cobra.Command{
-			Use:        s.Name,
-			Short:      s.Title,
-			Example:    fmt.Sprintf("  pdproxy quickstart %s --out deployment", s.Name),
-			Args:       cobra.NoArgs,
-			SuggestFor: []string{strings.TrimPrefix(s.Name, "vllm-")},
+			Use:     s.Name,
+			Short:   s.Title,
+			Example: fmt.Sprintf("  pdproxy quickstart %s --out deployment", s.Name),
+			Args:    cobra.NoArgs,
 			RunE: func(*cobra.Command, []string) error {
 				plan, err := quickstart.Make(s.Name, o)
 				if err != nil {
 					return fmt.Errorf("quickstart: %w", err)
 				}
-				return a.printQuickstart(plan, out)
+				return a.printQuickstart(plan, out, force)
 			},
 		})
 	}
@@ -63,21 +59,6 @@ func (a *app) quickstartCommand() *cobra.Command {
 		a.addJSON(printer)
 	}
 	return c
-}
-
-// unknownQuickstart names the quickstarts that name may stand for.
-func unknownQuickstart(c *cobra.Command, name string) error {
-	if err := config.RetiredConnector(name); err != nil {
-		return fmt.Errorf("quickstart: %w", err)
-	}
-	if near := c.SuggestionsFor(name); len(near) > 0 {
-		return fmt.Errorf("quickstart: unknown connector %q: did you mean %s?", name, strings.Join(near, ", "))
-	}
-	var names []string
-	for _, s := range quickstart.List() {
-		names = append(names, s.Name)
-	}
-	return fmt.Errorf("quickstart: unknown connector %q: want one of %s", name, strings.Join(names, ", "))
 }
 
 func (a *app) listQuickstarts() error {
@@ -92,7 +73,7 @@ func (a *app) listQuickstarts() error {
 }
 
 // printQuickstart prints a plan, or writes its files into the folder out.
-func (a *app) printQuickstart(plan *quickstart.Plan, out string) error {
+func (a *app) printQuickstart(plan *quickstart.Plan, out string, force bool) error {
 	if out == "" {
 		if a.json {
 			return exit.Failed(a.printJSON(plan))
@@ -100,8 +81,8 @@ func (a *app) printQuickstart(plan *quickstart.Plan, out string) error {
 		_, err := fmt.Fprint(a.out, plan.Text())
 		return exit.Failed(err)
 	}
-	if entries, err := os.ReadDir(out); err == nil && len(entries) > 0 {
-		return fmt.Errorf("--out: the folder %s is not empty", out)
+	if entries, err := os.ReadDir(out); err == nil && len(entries) > 0 && !force {
+		return fmt.Errorf("--out: the folder %s is not empty; --force overwrites its files", out)
 	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("--out: %w", err)
 	}
@@ -125,6 +106,7 @@ func (a *app) printQuickstart(plan *quickstart.Plan, out string) error {
 		return exit.Failed(a.printJSON(plan))
 	}
 	file := filepath.Join(out, "config.toml")
-	_, err := fmt.Fprintf(a.err, "\nNext: run each script on the host that its first lines name, then:\n  pdproxy check %s\n  pdproxy run %s\nThe same command without --out also prints the installation and a smoke test.\n", file, file)
+	_, err := fmt.Fprintf(a.err, "\nNext: run each script on the host that its first lines name, then:\n  %[1]s check %[2]s\n  %[1]s run %[2]s\nOr start the same processes in containers:\n  docker compose -f %[3]s up\n  kubectl apply -f %[4]s\nThe same command without --out also prints the installation and a smoke test.\n", programName(), file,
+		filepath.Join(out, "docker-compose.yaml"), filepath.Join(out, "kubernetes.yaml"))
 	return exit.Failed(err)
 }

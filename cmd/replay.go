@@ -65,22 +65,32 @@ the given one. The same kind and seed give the same trace.`,
 	}
 	f := c.Flags()
 	f.StringArrayVar(&r.traces, "trace", nil, "file with a trace; repeatable, except with --json")
-	f.StringVar(&r.variant, "variant", "", "KIND:SEED: play a trace made from the conversations of each trace; the kinds are "+strings.Join(replay.Variants(), ", "))
-	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy, FILE.wasm, or FILE.wasm/NAME for a module with several policies; repeatable; default all built-in policies")
+	f.StringVar(&r.variant, "variant", "", "KIND:SEED: play a trace made from the conversations of each trace; the kinds are %s")
+	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy (%s), FILE.wasm, or FILE.wasm/NAME for a module with several policies; repeatable; default all built-in policies")
 	f.StringArrayVar(&r.params, "param", nil, "parameter of a built-in policy, such as kv_aware.patience=16; repeatable")
-	f.StringVar(&r.runtime, "runtime", "wasm", "runtime of the built-in policies: wasm or native")
+	f.StringVar(&r.runtime, "runtime", "wasm", "runtime of the built-in policies: %s")
 	f.IntVar(&r.fleet.Prefill, "prefill", 4, "prefill instances")
 	f.IntVar(&r.fleet.Ranks, "ranks", 4, "ranks of each prefill instance")
 	f.IntVar(&r.fleet.Decode, "decode", 4, "decode instances")
 	f.IntVar(&r.fleet.BlocksPerRank, "blocks-per-rank", 4000, "KV blocks of each prefill rank")
 	f.IntVar(&r.fleet.BlockTokens, "block-tokens", 512, "tokens in one block of the trace")
 	f.Float64Var(&r.fleet.Load, "load", 0.9, "share of the prefill capacity that the trace would use with the ideal hit ratio")
-	f.StringVar(&r.preset, "preset", replay.Presets()[0], "speed and memory of the engines: "+strings.Join(replay.Presets(), ", "))
+	f.StringVar(&r.preset, "preset", replay.Presets()[0], "speed and memory of the engines: %s")
 	f.StringVar(&r.model, "model-file", "", "TOML file with the keys of a preset, instead of --preset")
 	f.DurationVar(&r.ttft, "slo-ttft", 0, "limit of a good request for the time to first token; 0: as in the preset")
 	f.DurationVar(&r.itl, "slo-itl", 0, "limit of a good request for the mean time between tokens; 0: as in the preset")
 	f.Uint64Var(&r.fleet.Seed, "seed", 1, "seed of the random numbers for policies")
 	f.StringVar(&r.html, "html", "", "file for a report with plots")
+	chooseOf(c, "runtime", "wasm", "native")
+	chooseOf(c, "preset", replay.Presets()...)
+	choose(c, f, "variant", choice{allowed: replay.Variants(), cut: ahead(":")})
+	choose(c, f, "policy", choice{allowed: policies.PlaceNames(), suffixes: []string{"wasm"}, other: func(name string) bool {
+		_, _, isFile := cutWasm(name)
+		return isFile
+	}})
+	completeFile(c, "jsonl", "trace")
+	completeFile(c, "toml", "model-file")
+	completeFile(c, "html", "html")
 	return a.addJSON(a.addLog(c))
 }
 
@@ -98,8 +108,6 @@ func (a *app) replay(r *replayFlags) error {
 		return fmt.Errorf("--slo-ttft: must not be negative")
 	case r.itl < 0:
 		return fmt.Errorf("--slo-itl: must not be negative")
-	case r.runtime != "wasm" && r.runtime != "native":
-		return fmt.Errorf("--runtime: %q is not wasm or native", r.runtime)
 	case len(r.policies) == 0:
 		r.policies = policies.PlaceNames()
 	}

@@ -30,11 +30,11 @@ type app struct {
 
 // Main runs one command line and returns its exit code.
 func Main(args []string, stdout, stderr io.Writer) int {
-	// The ballast lets the process allocate 16 MiB more between two garbage collections. Go collects when
+	// The ballast lets the process allocate 8 MiB more between two garbage collections. Go collects when
 	// as much has been allocated as was in use, which is too often for a proxy that uses little. Nothing
 	// writes to the ballast, so it takes no memory (docs/performance.md).
 	if os.Getenv("GOGC") == "" {
-		ballast := make([]byte, 16<<20)
+		ballast := make([]byte, 8<<20)
 		defer runtime.KeepAlive(ballast)
 	}
 	a := &app{out: stdout, err: stderr}
@@ -83,11 +83,14 @@ It runs simulated engines and the proxy in one process, and prints requests to t
 	// The commands that use them list them: see addJSON and addLog.
 	flags := root.PersistentFlags()
 	a.jsonFlag(flags)
-	a.logFlags(flags)
+	a.logFlags(root, flags)
 	for _, name := range []string{"json", "log-level", "log-format"} {
 		flags.Lookup(name).Hidden = true
 	}
-	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.adminTokenCommand(), a.keysCommand(), a.importCommand(), a.quickstartCommand(), a.pluginCommand(), a.versionCommand())
+	root.SetFlagErrorFunc(flagError)
+	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
+	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.statusCommand(), a.adminTokenCommand(), a.keysCommand(), a.importCommand(), a.quickstartCommand(), a.pluginCommand(), a.versionCommand())
+	completeTree(root)
 	return root
 }
 
@@ -95,9 +98,11 @@ func (a *app) jsonFlag(f *pflag.FlagSet) {
 	f.BoolVar(&a.json, "json", false, "print results as JSON")
 }
 
-func (a *app) logFlags(f *pflag.FlagSet) {
-	f.StringVar(&a.logLevel, "log-level", "info", "lowest level of the log: debug, info, warn or error")
-	f.StringVar(&a.logFormat, "log-format", "text", "format of the log: text or json")
+func (a *app) logFlags(c *cobra.Command, f *pflag.FlagSet) {
+	f.StringVar(&a.logLevel, "log-level", "info", "lowest level of the log: %s")
+	f.StringVar(&a.logFormat, "log-format", "text", "format of the log: %s")
+	choose(c, f, "log-level", choice{allowed: []string{"debug", "info", "warn", "error"}})
+	choose(c, f, "log-format", choice{allowed: []string{"text", "json"}})
 }
 
 // addJSON returns c with --json, for a command that prints a result.
@@ -108,7 +113,7 @@ func (a *app) addJSON(c *cobra.Command) *cobra.Command {
 
 // addLog returns c with the flags of the log, for a command that writes one.
 func (a *app) addLog(c *cobra.Command) *cobra.Command {
-	a.logFlags(c.Flags())
+	a.logFlags(c, c.Flags())
 	return c
 }
 
@@ -138,16 +143,13 @@ func arguments(names ...string) cobra.PositionalArgs {
 func (a *app) logger() (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(a.logLevel)); err != nil {
-		return nil, fmt.Errorf("--log-level: %q is not debug, info, warn or error", a.logLevel)
+		return nil, fmt.Errorf("--log-level: %w", err)
 	}
 	opts := &slog.HandlerOptions{Level: level}
-	switch a.logFormat {
-	case "text":
-		return slog.New(slog.NewTextHandler(a.err, opts)), nil
-	case "json":
+	if a.logFormat == "json" {
 		return slog.New(slog.NewJSONHandler(a.err, opts)), nil
 	}
-	return nil, fmt.Errorf("--log-format: %q is not text or json", a.logFormat)
+	return slog.New(slog.NewTextHandler(a.err, opts)), nil
 }
 
 func (a *app) printJSON(v any) error {

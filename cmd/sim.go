@@ -13,7 +13,6 @@ import (
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
-	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 func (a *app) simCommand() *cobra.Command {
@@ -33,8 +32,8 @@ func (a *app) simCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-store, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-tier, sglang, trtllm or none")
-	f.StringVar(&cfg.Role, "role", enginesim.RoleBoth, "prefill, decode or both, or encode for a vLLM encoder")
+	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "connector of the engine: %s")
+	f.StringVar(&cfg.Role, "role", enginesim.RoleBoth, "role of the engine: %s; encode is for a vLLM encoder")
 	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:8100", "HTTP address")
 	f.StringVar(&cfg.Name, "name", "", "name in logs; default the connector and role")
 	f.StringVar(&cfg.Model, "model", "sim", "name of the served model; engines that exchange KV need the same name")
@@ -44,13 +43,14 @@ func (a *app) simCommand() *cobra.Command {
 	f.IntVar(&cfg.SideChannelPort, "side-channel-port", 0, "port of the KV side channel; 0: any")
 	f.StringVar(&cfg.Nixl.EngineID, "engine-id", "", "vllm-nixl, vllm-nixl-push: id of the engine for its peers; default a random id")
 	f.StringVar(&cfg.Store, "store", "", "vllm-store: directory of the shared KV cache; default none")
-	f.IntVar(&cfg.Nixl.Wire, "nixl-wire", 0, "vllm-nixl: generation of kv_transfer_params, 1 (2025) to 6; default the newest generation")
+	f.IntVar(&cfg.Nixl.Wire, "nixl-wire", 0, "vllm-nixl: generation of kv_transfer_params: %s; 1 is of 2025; default the newest generation")
 	f.IntVar(&cfg.Nixl.TPSize, "tp-size", 1, "vllm-nixl, vllm-nixl-push: tensor-parallel size")
 	f.BoolVar(&cfg.Nixl.Recompute, "recompute", false, "vllm-nixl, vllm-nixl-push: kv_load_failure_policy is recompute instead of fail")
 	f.BoolVar(&cfg.DropLoadErrors, "drop-load-errors", false, "vllm: a stream whose KV could not be loaded ends without an error, as in older releases")
 	f.BoolVar(&cfg.Nixl.Bidirectional, "bidirectional", false, "vllm-nixl: bidirectional_kv_xfer: decode keeps the KV of its answers, and prefill pulls it")
 	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang, vllm-mooncake prefill: port of the bootstrap server; 0: any")
 	f.BoolVar(&cfg.SGLang.HeaderOverrides, "header-overrides", false, "sglang: x-override-* header lines replace members of the body")
+	f.StringVar(&cfg.SGLang.Version, "sglang-version", "0.5.23", "sglang: release; before 0.5.20 /v1/responses, and before 0.5.22 /v1/messages, have no transfer")
 	f.StringVar(&cfg.SGLang.KVCacheDtype, "kv-cache-dtype", "auto", "sglang: type of the KV cache; both sides of a pair need the same type")
 	f.StringVar(&cfg.KVEvents.Endpoint, "zmq-events", "", "vllm-nixl, sglang: tcp://HOST:PORT for the KV events of rank 0; rank r uses PORT+r; HOST may be *")
 	f.StringVar(&cfg.KVEvents.Replay, "zmq-replay", "", "tcp://HOST:PORT for replays of KV events, in the same form")
@@ -71,18 +71,21 @@ func (a *app) simCommand() *cobra.Command {
 	f.StringSliceVar(&cfg.LoRA.Modules, "lora-modules", nil, "vllm: names of LoRA adapters, with commas between them")
 	f.IntVar(&cfg.LoRA.MaxLoRAs, "max-loras", 1, "vllm: different LoRA adapters in one batch")
 	f.IntVar(&cfg.MaxRunning, "max-running", 256, "sequences that a rank computes at the same time")
-	f.StringVar(&cfg.Fail, "fail", "", "RATE:KIND, share of requests with a fault, and kind of the fault")
+	f.StringVar(&cfg.Fail, "fail", "", "RATE:KIND, share of requests with a fault, from 0 to 1, and kind of the fault: %s")
 	f.IntVar(&cfg.DieAfter, "die-after", 0, "exit abruptly after this number of requests; 0: never")
-	f.StringVar(&cfg.Hang, "hang", "", "phase in which requests hang")
+	f.StringVar(&cfg.Hang, "hang", "", "phase in which requests hang: %s")
+	chooseOf(c, "connector", enginesim.Connectors...)
+	chooseOf(c, "role", enginesim.Roles...)
+	chooseOf(c, "nixl-wire", "1", "2", "3", "4", "5", "6")
+	chooseOf(c, "hang", enginesim.HangPhases...)
+	choose(c, f, "fail", choice{allowed: enginesim.FailKinds, cut: behind(":")})
+	completeFile(c, "", "store", "ec-dir")
 	return a.addJSON(a.addLog(c))
 }
 
 // sim runs the engine until a signal arrives, or until an injected fault ends the engine.
 func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
 	cfg.Log = log
-	if err := config.RetiredConnector(cfg.Connector); err != nil {
-		return fmt.Errorf("--connector: %w", err)
-	}
 	if cfg.Store != "" {
 		if _, err := os.ReadDir(cfg.Store); err != nil {
 			return fmt.Errorf("--store: %w", err)

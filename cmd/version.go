@@ -14,7 +14,7 @@ import (
 
 // Set by the linker (-X) for releases.
 var (
-	Version = "0.1.0-dev" // the release
+	Version = "0.1.0-dev" // the release; before it, the number of the next one and "-dev"
 	commit  string        // the commit it was built from
 )
 

@@ -11,8 +11,6 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/pdproxy/pdproxy/internal/enginesim"
-	proxyconnector "github.com/pdproxy/pdproxy/proxy/connector"
-	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // The requests of the agents Codex and Claude Code, in their order, as their programs send them:
@@ -21,6 +19,15 @@ import (
 
 // agentCall is a call of a tool, as an agent reads it from the events of a stream.
 type agentCall struct{ ID, Name, Arguments string }
+
+// agentConnectors runs a test with each connector that carries the agents' APIs as two legs.
+func agentConnectors(t *testing.T, run func(t *testing.T, connector string)) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		if kindOf(connector) != enginesim.ConnectorTRTLLM {
+			run(t, connector)
+		}
+	})
+}
 
 // codexHeader are the header lines of a turn. Sources: openai/codex
 // codex-rs/codex-api/src/requests/headers.rs (session-id, thread-id, x-client-request-id) and
@@ -56,10 +63,7 @@ func codexMessage(role, text string) string {
 // TestCodex: Codex finds no WebSocket, continues with POST at once, gets the call of a tool, sends
 // the result of the tool, and compacts the conversation. Prefill and decode run on two engines.
 func TestCodex(t *testing.T) {
-	vllmConnectors(t, func(t *testing.T, connector string) {
-		if conn, _ := proxyconnector.ByName(connector); !conn.Serves(openai.Responses) {
-			return // TestAPIsEqualOneEngine asserts 501
-		}
+	agentConnectors(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{})
 		// codex-rs/codex-api/src/endpoint/models.rs ModelsClient::list_models
 		if got := f.call("GET", "/v1/models?client_version=0.171.0"); got.status != 200 || !strings.Contains(got.body, `"id":"sim"`) {
@@ -181,7 +185,7 @@ func claudeBody(messages ...string) string {
 // TestClaudeCode: Claude Code probes the address, lists the models, gets the call of a tool, and
 // sends the result of the tool. Prefill and decode run on two engines.
 func TestClaudeCode(t *testing.T) {
-	vllmConnectors(t, func(t *testing.T, connector string) {
+	agentConnectors(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{})
 		// The program ignores the status of this probe.
 		if got := f.call("HEAD", "/api/hello"); got.status != 404 || got.body != "" {

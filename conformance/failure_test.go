@@ -399,6 +399,7 @@ func TestDecodeDiesInsideAUnaryAnswer(t *testing.T) {
 func TestStreamIsIdleTooLong(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{config: func(c *config.Config) {
+			c.Retry.Continue = config.ContinueOff
 			c.Timeouts.StreamIdle = config.Duration(300 * time.Millisecond)
 		}})
 		for _, d := range f.decode {
@@ -437,14 +438,17 @@ func TestNoTargetForAPhase(t *testing.T) {
 		for _, p := range f.prefill {
 			p.Kill()
 		}
-		f.eventually("health answers 503", func() bool {
-			resp, err := f.client.Get(f.url + "/health")
-			if err != nil {
-				return false
-			}
-			resp.Body.Close()
-			return resp.StatusCode == http.StatusServiceUnavailable
+		f.eventually("the probes have found that the engines have ended", func() bool {
+			return f.engineState("p0") == "unhealthy" && f.engineState("p1") == "unhealthy"
 		})
+		resp, err := f.client.Get(f.url + "/health")
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusServiceUnavailable {
+			t.Errorf("health answers %d", resp.StatusCode)
+		}
 		a := f.try(chatPath, chat("nobody", 5, true))
 		if a.status != 503 || a.header.Get("Retry-After") == "" || !strings.Contains(a.body, "prefill") {
 			t.Fatalf("got status %d, Retry-After %q: %s", a.status, a.header.Get("Retry-After"), a.body)
@@ -546,15 +550,16 @@ func (f *fleet) busy(engines []*enginesim.Engine) bool {
 	return false
 }
 
+// engineState returns the state of an engine in all processes; "" is an engine
+// that no process knows.
 func (f *fleet) engineState(name string) string {
-	var rows []struct{ Name, State string }
-	f.admin("/v1/engines", &rows)
-	for _, r := range rows {
-		if r.Name == name {
-			return r.State
+	state := f.front.engines()[name]
+	for _, w := range f.workers {
+		if w.engines()[name] != state {
+			return "known to some processes only"
 		}
 	}
-	return ""
+	return state
 }
 
 // open posts a chat request and returns when the head of the answer has arrived.

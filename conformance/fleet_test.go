@@ -76,7 +76,7 @@ type fleet struct {
 	url       string            // the client sends its requests for url to all workers in turn
 	client    *http.Client
 	drained   bool // the test has stopped the proxy itself
-	base      usage
+	base      resources
 }
 
 // fleetOptions shapes a fleet; the zero value is two engines of each role.
@@ -295,12 +295,12 @@ func (f *fleet) eventually(what string, ok func() bool) {
 	}
 }
 
-// usage is the use of resources by the process.
-type usage struct{ goroutines, descriptors int }
+// resources are those that the process has in use.
+type resources struct{ goroutines, descriptors int }
 
-func measure() usage {
+func measure() resources {
 	fds, _ := os.ReadDir("/proc/self/fd")
-	return usage{runtime.NumGoroutine(), len(fds) - testbed.Reservations()}
+	return resources{runtime.NumGoroutine(), len(fds) - testbed.Reservations()}
 }
 
 // admin reads one admin endpoint.
@@ -394,7 +394,7 @@ func readAnswer(resp *http.Response, data []byte, err error) answer {
 		case !ok:
 		case string(payload) == "[DONE]", name == "message_stop", name == "response.completed", name == "response.incomplete":
 			a.done = true
-		case name == "error", bytes.HasPrefix(payload, []byte(`{"error"`)), bytes.Contains(payload, []byte(`"finish_reason":{"type":"abort"`)):
+		case name == "error", name == "response.failed", bytes.HasPrefix(payload, []byte(`{"error"`)), bytes.Contains(payload, []byte(`"finish_reason":{"type":"abort"`)):
 			a.errors++
 		case bytes.Contains(payload, []byte(`"meta_info":{`)): // SGLang's own events repeat the whole text
 			a.text = textOf(payload)

@@ -117,7 +117,6 @@ func TestNoPrefillForAFailingDecode(t *testing.T) {
 func TestBlocksFreedByARefusal(t *testing.T) {
 	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMMoRIIORead} {
 		t.Run(connector, func(t *testing.T) {
-			t.Parallel()
 			f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 2})
 			rejected := func() int64 { return sum(f.decode, func(s enginesim.State) int64 { return s.Rejected }) }
 			f.decode[0].SetFault("1:busy", 0, "")

@@ -48,6 +48,8 @@ var inFleet = []scenario{
 	{"decode dies mid-stream", TestDecodeDiesMidStream},
 	{"decode dies inside an answer", TestDecodeDiesInsideAUnaryAnswer},
 	{"stream is idle", TestStreamIsIdleTooLong},
+	{"streams go on", TestContinuedAtRandom},
+	{"rolling update", TestRollingUpdate},
 	{"no target", TestNoTargetForAPhase},
 	{"engine restarts", TestEngineRestarts},
 	{"dead decode", TestNoPrefillForADeadDecode},
@@ -99,6 +101,7 @@ var inFleet = []scenario{
 var onHosts = []scenario{
 	{"answers", TestAnswersEqualOneEngine},
 	{"client leaves between the legs", TestClientLeavesBetweenTheLegs},
+	{"streams go on", TestContinuedAtRandom},
 	{"reload", TestReloadDropsNoStream},
 	{"routing by blocks", TestRequestsGoWhereTheirBlocksAre},
 }

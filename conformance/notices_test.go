@@ -30,6 +30,7 @@ var licences = []struct{ name, sentence string }{
 	{"BSD", "redistribution and use in source and binary forms, with or without modification, are permitted"},
 	{"ISC", "permission to use, copy, modify, and/or distribute this software for any purpose with or without fee"},
 	{"ISC", "permission to use, copy, modify, and distribute this software for any purpose with or without fee"},
+	{"CC0-1.0", "this work is released into the public domain with cc0 1.0"},
 }
 
 // copyleft are phrases of licences that require the source of linked code.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -145,6 +146,37 @@ func TestShippedCommands(t *testing.T) {
 		}
 		if err != nil || !c.Runnable() {
 			t.Errorf("pdproxy %s: %v", line, err)
+		}
+	}
+}
+
+// TestReleaseNumber: make release, a development build, the changelog and the installation page
+// agree about the number of the release.
+func TestReleaseNumber(t *testing.T) {
+	number, ok := strings.CutSuffix(cmd.Version, "-dev")
+	if !ok {
+		t.Fatalf("a development build says %q", cmd.Version)
+	}
+	for _, tt := range []struct{ file, line string }{
+		{"../Makefile", "RELEASE      := " + number},
+		{"../CHANGELOG.md", "## " + number},
+		{"../docs/install.md", "VERSION=" + number + " OS="},
+	} {
+		text, err := os.ReadFile(tt.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains("\n"+string(text), "\n"+tt.line) {
+			t.Errorf("%s has no line %q", tt.file, tt.line)
+		}
+	}
+	for goal, version := range map[string]string{"build": cmd.Version, "release": number} {
+		out, err := exec.Command("make", "-C", "..", "-n", "--no-print-directory", goal).CombinedOutput()
+		if err != nil {
+			t.Fatalf("make -n %s: %v\n%s", goal, err, out)
+		}
+		if want := map[string]string{"build": "cmd.Version=" + version + " ", "release": "--app-version " + version + " "}[goal]; !strings.Contains(string(out), want) {
+			t.Errorf("make -n %s has no %q:\n%s", goal, want, out)
 		}
 	}
 }

@@ -195,9 +195,11 @@ func TestARestartedEngineHoldsNothing(t *testing.T) {
 		f := startFleet(t, connector, o)
 		first := f.explained("first", prompt(0, 20*16))
 		known, home := 0.0, 0
-		f.eventually("the blocks' events are in", func() bool { // decode's events arrive later
+		f.eventually("the blocks' events are in", func() bool {
+			// Decode's events arrive later, on a busy machine more than 300 ms. If they came after this
+			// wait, they would take the place of the forgotten ones in the sum.
 			before := known
-			time.Sleep(300 * time.Millisecond)
+			time.Sleep(time.Second)
 			known = f.byEvents()
 			return known >= 20 && known == before
 		})

@@ -232,6 +232,9 @@ func (s *soak) sendTo(base string, client *http.Client, q asked) (r reply) {
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("X-Request-Id", q.id)
+	if strings.Contains(q.body, `"seed":`) { // the continuation of a sampled answer is another sample
+		req.Header.Set("X-Pdproxy-Continue", "off")
+	}
 	resp, err := client.Do(req)
 	if err != nil {
 		return reply{err: err, left: context.Cause(ctx) == errLeft}

@@ -72,7 +72,7 @@ func (p *pastEngines) add(s enginesim.State) {
 const soakLease = 6 * time.Second
 
 // startSoak starts a fleet with scarce KV blocks and short time-outs.
-func startSoak(t *testing.T, connector string, seed uint64, change func(*config.Config)) *soak {
+func startSoak(t *testing.T, connector string, seed uint64) *soak {
 	s := &soak{seed: seed, log: &logTail{}}
 	configs := make(map[string]enginesim.Config)
 	s.fleet = startFleet(t, connector, fleetOptions{
@@ -111,9 +111,7 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			c.Health.Timeout = config.Duration(500 * time.Millisecond)
 			c.Circuit.OpenFor = config.Duration(500 * time.Millisecond)
 			c.Retry.Budget = 1
-			if change != nil {
-				change(c)
-			}
+			c.Retry.MoveAfter = config.Duration(100 * time.Millisecond)
 			s.config = *c
 		},
 	})
@@ -271,7 +269,7 @@ func (s *soak) report() {
 	for _, k := range slices.Sorted(maps.Keys(c.counts)) {
 		s.t.Logf("  %6d %s", c.counts[k], k)
 	}
-	for _, name := range []string{"pdproxy_retries_total", "pdproxy_fallbacks_total", "pdproxy_kv_cleanups_total", "pdproxy_legs_cancelled_total", "pdproxy_broken_streams_total"} {
+	for _, name := range []string{"pdproxy_retries_total", "pdproxy_fallbacks_total", "pdproxy_kv_cleanups_total", "pdproxy_legs_cancelled_total", "pdproxy_broken_streams_total", "pdproxy_continuations_total"} {
 		series := s.series(name)
 		for _, labels := range slices.Sorted(maps.Keys(series)) {
 			s.t.Logf("  %6.0f %s%s", series[labels], name, labels)

@@ -3,15 +3,14 @@ package conformance
 import (
 	"context"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/usage"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
-	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 const (
@@ -39,7 +38,7 @@ const (
 // that text. Afterwards nothing remains. PDPROXY_SOAK is the duration of the
 // load for all connectors together.
 func TestSoak(t *testing.T) {
-	eachConnector(t, func(t *testing.T, connector string) { runSoak(t, connector, soakTime(t), nil) })
+	eachConnector(t, func(t *testing.T, connector string) { runSoak(t, connector, soakTime(t)) })
 }
 
 // soakTime returns one connector's share of PDPROXY_SOAK, or the default. The
@@ -59,7 +58,7 @@ func soakTime(t *testing.T) time.Duration {
 // runSoak loads one fleet; a long soak has two halves. After each half all
 // engines are healed, nothing may remain, and every pair of engines must serve
 // again.
-func runSoak(t *testing.T, connector string, d time.Duration, change func(*config.Config)) {
+func runSoak(t *testing.T, connector string, d time.Duration) {
 	seed := uint64(soakSeed)
 	if v := os.Getenv("PDPROXY_SOAK_SEED"); v != "" {
 		var err error
@@ -67,23 +66,23 @@ func runSoak(t *testing.T, connector string, d time.Duration, change func(*confi
 			t.Fatalf("PDPROXY_SOAK_SEED=%q is no number", v)
 		}
 	}
-	s := startSoak(t, connector, seed, change)
+	s := startSoak(t, connector, seed)
 	defer s.report()
 	rounds := uint64(1)
 	if s.brief = d < soakHalves; !s.brief {
 		rounds = 2
 	}
-	var heap uint64
+	var heap int64
 	var asked int
 	for round := range rounds {
-		heap, asked = heapInUse(), s.tally.sum()
+		heap, asked = usage.Heap(), s.tally.sum()
 		s.load(d/time.Duration(rounds), round)
 		s.healAll()
 		s.settled()
 		s.cleanRound()
 	}
 	s.checkBooks()
-	end := heapInUse()
+	end := usage.Heap()
 	t.Logf("heap %.1f MB before the last round, %.1f MB at the end", mb(heap), mb(end))
 	if asked >= soakWarm && end > heap+heap/5+4<<20 {
 		t.Errorf("the heap grew from %.1f MB to %.1f MB in the second half", mb(heap), mb(end))
@@ -129,16 +128,7 @@ func (s *soak) lostAnswers() float64 {
 	return lost
 }
 
-func mb(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
-
-// heapInUse returns the reachable bytes of the heap.
-func heapInUse() uint64 {
-	runtime.GC() // the second run frees the content of pools
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
-}
+func mb(bytes int64) float64 { return float64(bytes) / (1 << 20) }
 
 // load sends requests from many clients for d, while the engines have troubles.
 // When it returns every request has ended.
@@ -208,7 +198,7 @@ func (s *soak) cleanRound() {
 func TestHungDecodeEndsNoLease(t *testing.T) {
 	for _, connector := range append([]string{enginesim.ConnectorTRTLLM}, leasing...) {
 		t.Run(connector, func(t *testing.T) {
-			s := startSoak(t, connector, soakSeed, nil)
+			s := startSoak(t, connector, soakSeed)
 			defer s.report()
 			s.decode[1].SetFault("", 0, "head")
 			var load sync.WaitGroup

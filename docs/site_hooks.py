@@ -1,8 +1,10 @@
-"""Hooks of MkDocs. The documents are written for Git hosts; the site needs three changes:
+"""Hooks of MkDocs. The documents are written for Git hosts; the site needs five changes:
 
 - some files outside docs become pages of the site (PAGES);
 - links to all other files outside docs lead to the repository;
-- nested lists get the indentation that Python-Markdown needs.
+- nested lists get the indentation that Python-Markdown needs;
+- pictures that exist for light and dark pages follow the scheme of the page;
+- the search ranks instructions above reasons and history (BOOSTS).
 """
 
 import pathlib
@@ -19,6 +21,21 @@ PAGES = {
     "SECURITY.md": "security-policy.md",
     "CHANGELOG.md": "changes.md",
     "abi/README.md": "reference/abi.md",
+}
+
+# The factor of the search for the pages of a folder, or for a page.
+BOOSTS = {
+    "howto/": 8,
+    "tutorials/": 4,
+    "quickstart/": 2,
+    "install.md": 4,
+    "troubleshooting.md": 4,
+    "reference/": 3.5,
+    "design/": 0.1,
+    "benchmarks.md": 0.1,
+    "scale.md": 0.1,
+    "performance.md": 0.1,
+    "changes.md": 0.05,
 }
 
 
@@ -44,12 +61,14 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     uri = page.file.src_uri
+    page.meta["search"] = {"boost": next((b for start, b in BOOSTS.items() if uri.startswith(start)), 1)}
     source = next((s for s, p in PAGES.items() if p == uri), "docs/" + uri)
     lines, fence = [], False
     for line in markdown.split("\n"):
         if line.lstrip().startswith("```"):
             fence = not fence
         elif not fence:
+            line = re.sub(r"!\[([^]]*)\]\((\S+)-light\.png\)", r"![\1](\2-light.png#only-light)![\1](\2-dark.png#only-dark)", line)
             line = links(line, source, uri)
             if re.match(r" {2,3}\S", line):
                 line = "    " + line.lstrip()

@@ -56,12 +56,15 @@ func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Co
 		name = "built-in policies"
 	}
 	began := time.Now()
-	message, cache := "compiling, which takes a moment once; the result is kept", []any{"plugin", name, "cache", s.deps.CacheDir}
-	if s.deps.CacheDir == "" {
-		message, cache = "compiling, which takes a moment at each start", cache[:2]
-	}
-	stop := s.sayAfter(slowCompile, message, cache...)
+	stop := func() {}
 	defer func() { stop() }()
+	opts.Compiling = func() {
+		message, cache := "compiling, which takes a moment once; the result is kept", []any{"plugin", name, "cache", s.deps.CacheDir}
+		if s.deps.CacheDir == "" {
+			message, cache = "compiling, which takes a moment at each start", cache[:2]
+		}
+		stop = s.sayAfter(slowCompile, message, cache...)
+	}
 	compiled := func() {
 		stop()
 		about := []any{"plugin", name}

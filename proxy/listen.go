@@ -36,7 +36,11 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token admin.Token
 		e.Close()
 		return nil, errors.New("admin.listen: there is no token")
 	}
-	e.Handle(s.handler(), s.guard(s.bodies.LimitForOperators(admin.Guard(s.adminRoutes(e.Unwatch()), cfg, e.AdminAddr(), token, s.log))))
+	var unwatch <-chan struct{}
+	if e.AdminAddr() != nil {
+		unwatch = e.Unwatch()
+	}
+	e.Handle(s.handler(), s.guard(s.bodies.LimitForOperators(admin.Guard(s.adminRoutes(unwatch), cfg, e.AdminAddr(), token, s.log))))
 	return e, nil
 }
 
@@ -73,8 +77,8 @@ func (s *Server) MetricsHandler() http.Handler {
 // waitingRequests returns how many requests wait for a place or for an engine.
 func (s *Server) waitingRequests() int { return s.queue.Waiting() + s.waiting.Len() }
 
-// adminRoutes returns the routes of operators. unwatch is closed when viewers must leave; nil:
-// never.
+// adminRoutes returns the routes of operators. unwatch is closed when viewers must leave; nil: the
+// process has no admin address.
 func (s *Server) adminRoutes(unwatch <-chan struct{}) http.Handler {
 	return admin.Handler(admin.Options{
 		Config: s.cfg.Load, Registry: s.options.Registry, Gatherer: s.gatherer, Policies: s.options.Policies, Workers: s.options.Workers,

@@ -146,7 +146,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 		Cleanups: s.cleanups, Retained: s.retained, Prompts: s.prompts, Log: options.Log,
 	})
 	s.exchanges = exchange.New(services, exchange.Options{
-		Config: s.cfg.Load, Keys: s.keys.Load, ClientOf: s.clientOf, Sidecar: s.sidecar.Load, Picker: s.picker.Load, Models: s.names.Load,
+		Config: s.cfg.Load, Keys: s.keys.Load, Proxies: s.proxies.Load, Sidecar: s.sidecar.Load, Picker: s.picker.Load, Models: s.names.Load,
 		Queue: &s.queue, Waiting: &s.waiting, Bodies: s.bodies, Books: s.books, Recorder: options.Recorder, Budgets: budgets, Metrics: options.Metrics,
 	})
 	s.queue.Saturated = s.saturated

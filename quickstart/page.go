@@ -73,7 +73,7 @@ func (p *Plan) page() (string, error) {
 
 // pageEngines writes the section of the files and start commands.
 func (p *Plan) pageEngines(b *strings.Builder) {
-	fmt.Fprintf(b, "## 2. Start the engines\n\nRun each command in a terminal of its own. With `--out`, each command is a script, which passes its arguments on to the engine: `./prefill-0.sh %s`.\n\n", p.guide.example)
+	fmt.Fprintf(b, "## 2. Start the engines\n\nRun each command in a terminal of its own. With `--out`, each command is a script, which passes its arguments on to the engine: `./prefill-0.sh %s`.\n\n`--out` also writes the same processes for containers: `docker compose -f deployment/docker-compose.yaml up` starts the engines and the proxy on one host, and `kubectl apply -f deployment/kubernetes.yaml` in a cluster, where each engine has a pod and GPUs of its own. Both files name public images of the engine's release. They were checked with the parser of Compose and the types of Kubernetes, and not run.\n\n", p.guide.example)
 	for _, f := range p.Files {
 		fmt.Fprintf(b, "The file `%s` in the working directory of the engines:\n\n%s\n", f.Name, block("yaml", f.Text))
 	}
@@ -109,7 +109,7 @@ func (p *Plan) pageEncoders(b *strings.Builder) error {
 			fmt.Fprintf(b, "`%s`:\n\n%s\n", e.Name, block("sh", e.shell("", "")))
 		}
 	}
-	fmt.Fprintf(b, "Each prefill engine gets one more flag:\n\n%s\n", block("sh", "--ec-transfer-config "+quoteShell(string(with.encoderConfig("ec_consumer")))+"\n"))
+	fmt.Fprintf(b, "Each prefill engine gets one more flag:\n\n%s\n", block("sh", "--ec-transfer-config "+QuoteShell(string(with.encoderConfig("ec_consumer")))+"\n"))
 	return nil
 }
 

@@ -1,10 +1,11 @@
 // Package quickstart prints a first deployment for each connector: the start command and
 // the environment of each engine, the files that the engines read, and the configuration
-// of the proxy. One table, the guides of vllm.go, sglang.go and trtllm.go, is the source
+// of the proxy; as commands, as scripts, and for Docker Compose and Kubernetes. One table, the guides of vllm.go, sglang.go and trtllm.go, is the source
 // of the command `pdproxy quickstart` and of the pages in docs/quickstart.
 package quickstart
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -33,6 +34,8 @@ type Options struct {
 	// Model is the name or path of the model for the engines. "" stands for a small
 	// model.
 	Model string
+	// Proxy is the release of pdproxy for the files for containers.
+	Proxy string
 }
 
 // Defaults returns the options of one prefill engine and one decode engine with one GPU
@@ -87,11 +90,13 @@ type Plan struct {
 	SmokeTest string `json:"smoke_test"`
 	Evidence  string `json:"evidence"`
 
-	guide  *guide
-	tp     int
-	hosts  []string
-	encode bool
-	top    []string // lines of the configuration between [policy] and the engines
+	guide   *guide
+	options Options
+	tp      int
+	hosts   []string
+	encode  bool
+	proxy   string   // release of pdproxy
+	top     []string // lines of the configuration between [policy] and the engines
 }
 
 // guide is one row of the table.
@@ -106,6 +111,7 @@ type guide struct {
 	install   []string
 	model     string // default model
 	encoders  bool   // --encode is possible
+	amd       bool   // the engines need AMD's GPUs, the others NVIDIA's
 	generate  bool   // POST /inference/v1/generate runs in two legs
 	setUp     func(*Plan, *Engine)
 	extra     func(*Plan) // files and services
@@ -157,20 +163,29 @@ func Make(name string, o Options) (*Plan, error) {
 	if err := o.complete(g); err != nil {
 		return nil, err
 	}
+	return build(g, o, nil), nil
+}
+
+// build returns the deployment with complete options. move, if not nil, changes where each engine
+// runs.
+func build(g *guide, o Options, move func(*Engine)) *Plan {
 	p := &Plan{
 		Name: g.name, Title: g.title, Model: o.Model, Release: g.release, Install: g.install,
 		Services: []Service{}, Files: []File{},
-		Flow: g.flow, guide: g, tp: o.TP, hosts: o.Hosts, encode: o.Encode > 0,
+		Flow: g.flow, guide: g, options: o, tp: o.TP, hosts: o.Hosts, encode: o.Encode > 0, proxy: cmp.Or(o.Proxy, "latest"),
 	}
 	p.place(o)
 	for i := range p.Engines {
+		if move != nil {
+			move(&p.Engines[i])
+		}
 		g.setUp(p, &p.Engines[i])
 	}
 	if g.extra != nil {
 		g.extra(p)
 	}
 	p.Config, p.SmokeTest, p.Evidence = p.config(), p.smokeTest(), p.evidence()
-	return p, nil
+	return p
 }
 
 // complete fills in the model and checks o.

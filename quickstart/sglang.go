@@ -6,6 +6,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
+const sglangRelease = "0.5.23"
+
 // sglangGuide is the quickstart of SGLang. Sources, in the Python package sglang 0.5.23:
 // srt/arg_groups/fields/disagg.py, serving.py, model.py, parallel.py and observability.py
 // (flags), srt/utils/network.py (SGLANG_HOST_IP), srt/observability/metrics_collector.py
@@ -15,7 +17,7 @@ func sglangGuide() *guide {
 		name: config.ConnectorSGLang, connector: config.ConnectorSGLang, flow: "concurrent",
 		title:   "SGLang",
 		summary: "Both engines get the request at the same time, with a room number of the proxy. Decode finds prefill through prefill's bootstrap server, and prefill sends the KV to decode.",
-		release: "SGLang 0.5.23",
+		release: "SGLang " + sglangRelease,
 		sources: []string{"python/sglang/srt/arg_groups/fields/", "python/sglang/srt/disaggregation/kv_events.py"},
 		install: []string{"pip install sglang nixl"},
 		model:   smallModel,

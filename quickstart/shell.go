@@ -30,8 +30,8 @@ func object(pairs ...any) jsonText {
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// quoteShell writes s as one word of a POSIX shell.
-func quoteShell(s string) string {
+// QuoteShell writes s as one word of a POSIX shell.
+func QuoteShell(s string) string {
 	if plainWord.MatchString(s) {
 		return s
 	}
@@ -43,7 +43,7 @@ func quoteShell(s string) string {
 func lines(command []string) []string {
 	var all []string
 	for i, arg := range command {
-		word := quoteShell(arg)
+		word := QuoteShell(arg)
 		switch {
 		case i == 0 || strings.HasPrefix(arg, "--"):
 			all = append(all, word)
@@ -60,7 +60,7 @@ func (e *Engine) shell(prefix, suffix string) string {
 	var all []string
 	for _, v := range e.Env {
 		name, value, _ := strings.Cut(v, "=")
-		all = append(all, name+"="+quoteShell(value))
+		all = append(all, name+"="+QuoteShell(value))
 	}
 	command := lines(e.Command)
 	command[0] = prefix + command[0]
@@ -72,10 +72,11 @@ func (e *Engine) shell(prefix, suffix string) string {
 func (s *Service) shell() string { return strings.Join(lines(s.Command), " \\\n  ") + "\n" }
 
 // Output returns the files of the deployment for a folder: config.toml, the files of the
-// engines, and one script for each process. The scripts pass their arguments on to the
-// engine.
+// engines, one script for each process, and the same processes for Docker Compose and
+// Kubernetes. The scripts pass their arguments on to the engine.
 func (p *Plan) Output() []File {
 	out := append([]File{{"config.toml", p.Config}}, p.Files...)
+	out = append(out, File{composeFile, p.Compose()}, File{kubernetesFile, p.Kubernetes()})
 	script := func(name, host, command string) {
 		out = append(out, File{name + ".sh", fmt.Sprintf("#!/usr/bin/env bash\n# %s of the quickstart %s, for the host %s.\nset -euo pipefail\ncd \"$(dirname \"$0\")\"\n%s", name, p.Name, host, command)})
 	}
@@ -119,7 +120,7 @@ func heredoc(f File) string { return fmt.Sprintf("cat >%s <<'EOF'\n%sEOF\n", f.N
 // block or chunk, so its KV does not move.
 func (p *Plan) smokeTest() string {
 	body := object("model", p.Model, "max_tokens", 16, "prompt", "PROMPT")
-	quoted := strings.Replace(quoteShell(string(body)), "PROMPT", `'"$prompt"'`, 1)
+	quoted := strings.Replace(QuoteShell(string(body)), "PROMPT", `'"$prompt"'`, 1)
 	return fmt.Sprintf("prompt=$(printf 'The quick brown fox jumps over the lazy dog. %%.0s' {1..60})\ncurl -sSi http://127.0.0.1:%d/v1/completions -H 'Content-Type: application/json' \\\n  -d %s\n", proxyPort, quoted)
 }
 

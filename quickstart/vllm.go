@@ -83,12 +83,15 @@ func (e *Engine) events() int { return eventsPort + 2*e.first }
 // encoderConfig is the value of --ec-transfer-config. Encoder outputs pass through a
 // folder. Source: distributed/ec_transfer/ec_connector/example_connector.py.
 func (p *Plan) encoderConfig(role string) jsonText {
-	folder := encoderFolder
-	if len(p.hosts) > 1 {
-		folder = sharedFolder
-	}
 	return object("ec_connector", "ECExampleConnector", "ec_role", role,
-		"ec_connector_extra_config", object("shared_storage_path", folder))
+		"ec_connector_extra_config", object("shared_storage_path", p.encoderFolder()))
+}
+
+func (p *Plan) encoderFolder() string {
+	if len(p.hosts) > 1 {
+		return sharedFolder
+	}
+	return encoderFolder
 }
 
 // kvRole is the engine's kv_role in a transfer between prefill and decode.
@@ -172,7 +175,7 @@ func (p *Plan) sized(e *Engine) {
 
 func moriioGuide(read bool) *guide {
 	g := &guide{
-		name: config.ConnectorVLLMMoRIIO, flow: "concurrent", title: "vLLM, MoRIIOConnector in WRITE mode (AMD)",
+		name: config.ConnectorVLLMMoRIIO, amd: true, flow: "concurrent", title: "vLLM, MoRIIOConnector in WRITE mode (AMD)",
 		summary: "Both engines get the request at the same time. Prefill writes the KV of each layer into the memory of decode.",
 		sources: []string{"vllm/distributed/kv_transfer/kv_connector/v1/moriio/moriio_common.py", "docs/features/moriio_connector_usage.md of vLLM's repository, commit 0236418c"},
 		install: []string{
@@ -190,7 +193,9 @@ func moriioGuide(read bool) *guide {
 	}
 	g.connector = g.name
 	g.setUp = func(p *Plan, e *Engine) {
-		e.env("HIP_VISIBLE_DEVICES", e.gpus)
+		if e.Env != nil { // else the engine has only its own GPUs
+			e.env("HIP_VISIBLE_DEVICES", e.gpus)
+		}
 		if e.Role == config.RoleEncode {
 			p.serve(e, nil)
 			return

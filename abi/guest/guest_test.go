@@ -18,7 +18,7 @@ func init() {
 		for i := range f.Candidates {
 			f.Candidates[i].Score = float32(i) + 0.5
 		}
-		f.Scored = true
+		f.Scored, f.Scale = true, abi.HighWins|abi.UnitTokens
 		return abi.PlaceDecision{Prefill: f.Fixed, Decode: int32(f.Sequence)}
 	})
 	Mint("fixed", func(f *abi.MintFacts) uint64 { return abi.MinDisaggID + uint64(f.Counter) })
@@ -76,8 +76,8 @@ func TestPlace(t *testing.T) {
 	if d := abi.UnpackPlace(onPlace(frame)); d != (abi.PlaceDecision{Prefill: 1, Decode: 2}) {
 		t.Errorf("policy 1: %+v", d)
 	}
-	if abi.ReadScores(frame, &abi.Header{}, f); !f.Scored || f.Candidates[2].Score != 2.5 {
-		t.Errorf("policy 1: scores %v %+v", f.Scored, f.Candidates)
+	if abi.ReadScores(frame, &abi.Header{}, f); !f.Scored || f.Scale != abi.HighWins|abi.UnitTokens || f.Candidates[2].Score != 2.5 {
+		t.Errorf("policy 1: scores %v %#x %+v", f.Scored, f.Scale, f.Candidates)
 	}
 }
 

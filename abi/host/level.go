@@ -14,6 +14,9 @@ var (
 	slogLevels = [...]slog.Level{slog.LevelDebug - 4, slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError, slog.LevelError + 4}
 )
 
+// LogLevels returns the names of all levels, from the lowest to the highest.
+func LogLevels() []string { return slices.Clone(levelNames[:]) }
+
 // ParseLogLevel returns the level of a name: trace, debug, info, warn, error or
 // critical.
 func ParseLogLevel(name string) (LogLevel, error) {

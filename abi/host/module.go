@@ -68,6 +68,9 @@ type LoadOptions struct {
 	// CompileWorkers is the number of goroutines that compile; 0: 1. There are fewer when the
 	// functions of the module are so large that their compilation would take too much memory.
 	CompileWorkers int
+	// Compiling is called when the compilation of the module begins; not for a module whose code is
+	// in Cache. nil: not called.
+	Compiling func()
 }
 
 // Info is the description of a module.
@@ -161,8 +164,7 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 	} else {
 		wasm = code.Encode(wasm)
 	}
-	ctx = experimental.WithCompilationWorkers(ctx, workers)
-	compiled, err := m.runtime.CompileModule(ctx, wasm)
+	compiled, err := m.runtime.CompileModule(compileContext(ctx, workers, opts.Compiling), wasm)
 	if err != nil {
 		return fmt.Errorf("compile module: %w", err)
 	}
@@ -183,6 +185,33 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 		}
 	}
 	return m.link(ctx, opts.HostFunctions)
+}
+
+// compileContext returns the context of a compilation with so many workers. begins may be nil.
+func compileContext(ctx context.Context, workers int, begins func()) context.Context {
+	counted := experimental.WithCompilationWorkers(ctx, workers)
+	if begins == nil {
+		return counted
+	}
+	return &watchedContext{Context: counted, plain: ctx, begins: begins}
+}
+
+// watchedContext calls begins when wazero reads the number of workers. wazero reads the number once
+// in a compilation, and not if its cache has the code: engine.compileModule in
+// internal/engine/wazevo/engine.go of wazero 1.12. wazero has no other sign of a compilation.
+type watchedContext struct {
+	context.Context
+	plain  context.Context // without the number of workers
+	begins func()
+}
+
+// Value implements context.Context.
+func (c *watchedContext) Value(key any) any {
+	v := c.Context.Value(key)
+	if v != nil && c.plain.Value(key) == nil {
+		c.begins()
+	}
+	return v
 }
 
 // dropBodies frees the bodies of the functions, which nothing reads after the compilation. The

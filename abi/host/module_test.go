@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"os"
 	"slices"
 	"strings"
@@ -158,6 +159,41 @@ func TestCacheIsShared(t *testing.T) {
 		}
 		if files, _ := os.ReadDir(dir); dir != "" && len(files) == 0 {
 			t.Error("the directory is empty")
+		}
+	}
+}
+
+// TestCompiling: Compiling is called for a module that is compiled, and not for one whose code the
+// cache has, in memory or in a directory.
+func TestCompiling(t *testing.T) {
+	wasm, dir := newAssembler().marker("0_2_1").bytes(), t.TempDir()
+	open := func(dir string) *Cache {
+		c, err := NewCache(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close(context.Background()) })
+		return c
+	}
+	memory := open("")
+	for _, tt := range []struct {
+		name    string
+		cache   *Cache
+		guarded bool
+		want    int
+	}{
+		{"no cache", nil, false, 1}, {"no cache again", nil, false, 1},
+		{"memory", memory, true, 1}, {"memory again", memory, true, 0}, {"memory, another form", memory, false, 1},
+		{"directory", open(dir), true, 1}, {"directory, next process", open(dir), true, 0},
+	} {
+		began := 0
+		m, err := Load(t.Context(), wasm, LoadOptions{Guarded: tt.guarded, Cache: tt.cache, CompileWorkers: 2, Compiling: func() { began++ }})
+		if err != nil {
+			t.Fatal(tt.name, err)
+		}
+		t.Cleanup(func() { m.Close(context.Background()) }) // the code stays in memory as long as a module uses it
+		if began != tt.want {
+			t.Errorf("%s: %d compilations began, want %d", tt.name, began, tt.want)
 		}
 	}
 }

@@ -49,9 +49,13 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	}
 	f.token, err = config.ReadSecret(cfg.Admin.TokenFile)
 	note("admin.token_file", err)
-	if t := cfg.Server.TLS; t.Enabled() && t.Complete() {
+	switch t := cfg.Server.TLS; {
+	case t.Enabled() && t.Complete():
 		f.certs, err = edge.LoadCerts("server.tls", t, log)
 		note("server.tls", err)
+	case cfg.Server.ACME.Complete():
+		f.certs, err = edge.ObtainCerts(&cfg.Server, log)
+		note("server.acme", err)
 	}
 	if t := cfg.EPP.TLS; t.Enabled() && t.Complete() {
 		f.eppCerts, err = edge.LoadCerts("epp.tls", t, log)

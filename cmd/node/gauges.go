@@ -30,7 +30,7 @@ var (
 	roleWaitDesc = prometheus.NewDesc("pdproxy_role_requests_waiting", "Requests that wait inside the ready engines of a role, as the engines report.", []string{"model", "role"}, nil)
 	saturateDesc = prometheus.NewDesc("pdproxy_role_saturation_seconds", "Estimated seconds by which the present work delays a new request, mean of the ready engines of a role: prefill tokens in the queue by the measured time of a token, and streams by the cost that kv_aware uses.", []string{"model", "role"}, nil)
 	predictDesc  = prometheus.NewDesc("pdproxy_prediction_error_ratio", "Mean error of the predicted times of an engine's type, as a share of the prediction, by the predicted time: prefill, start (of the stream, after prefill) or token. Only while a policy uses predictions, and after some requests.", []string{"engine", "time"}, nil)
-	pairDesc     = prometheus.NewDesc("pdproxy_pair_state", "State of a pair: 0 unknown, 1 warming, 2 ready, 3 broken; the worst of its ranks.", []string{"prefill", "decode"}, nil)
+	pairDesc     = prometheus.NewDesc("pdproxy_pair_state", "State of a pair: 0 unknown, 1 warming, 2 ready, 3 broken, or one of its engines does not answer probes; the worst of its ranks.", []string{"prefill", "decode"}, nil)
 )
 
 type fleetGauges struct {

@@ -326,3 +326,18 @@ func TestLocalUser(t *testing.T) {
 		t.Errorf("engines are %v", list)
 	}
 }
+
+// TestLastLineOfTheAccessLog: a node that ends writes the lines that still wait.
+func TestLastLineOfTheAccessLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "access.jsonl")
+	t.Run("node", func(t *testing.T) {
+		n := servingNode(t, func(cfg *config.Config) { cfg.Server.AccessLog = path })
+		if status, text, _ := call(t, "POST", "http://"+n.front.Addr().String()+"/v1/completions", `{"prompt":7}`); status != 400 {
+			t.Errorf("got %d %s", status, text)
+		}
+	})
+	text, err := os.ReadFile(path)
+	if err != nil || strings.Count(string(text), "\n") != 1 || !strings.Contains(string(text), `"status":400`) {
+		t.Errorf("the log has %q, %v", text, err)
+	}
+}

@@ -145,8 +145,9 @@ func (n *Node) engineOptions(cfg *config.Config) engine.Options {
 		NewClient: func(spec config.Engine) (upstream.Client, error) {
 			return newClient(n.cfg.Load(), n.options.shareEngine(spec, n.started.Fleet.Workers))
 		},
-		NewProbe: newProbe,
-		Log:      n.log,
+		NewProbe:  newProbe,
+		Log:       n.log,
+		MoveAfter: func() time.Duration { return time.Duration(n.cfg.Load().Retry.MoveAfter) },
 	}
 }
 
@@ -210,7 +211,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if err != nil {
 		return err
 	}
-	if n.access, err = accesslog.Open(cfg.Server.AccessLog, n.log); err != nil {
+	if n.access, err = accesslog.Open(cfg.Server.AccessLog, cfg.Server.AccessLogFormat, n.log); err != nil {
 		return config.Problems{cfg.Problem("server.access_log", err.Error())}
 	}
 	spread := n.joinWorkers()

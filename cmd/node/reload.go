@@ -2,6 +2,8 @@ package node
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -12,8 +14,8 @@ import (
 
 // Reload makes new exchanges use the engines, policies, limits, API keys and
 // certificates of next. If a part of next cannot be used, Reload returns an error and
-// changes nothing. A log line names each changed key that has no effect, or not on all parts
-// of the process, before a restart.
+// changes nothing. A log line lists the changes. Other lines name each changed key that has no
+// effect, or not on all parts of the process, before a restart.
 func (n *Node) Reload(next *config.Config) error {
 	err := n.reload(next)
 	n.metrics.ConfigLoaded(err == nil, time.Now())
@@ -51,7 +53,7 @@ func (n *Node) reload(next *config.Config) error {
 		n.worker.mirror.Await(names)
 	}
 	n.registry.Configure(next.Health, next.Circuit, next.Pairs)
-	if err := n.access.Reopen(next.Server.AccessLog); err != nil {
+	if err := n.access.Reopen(next.Server.AccessLog, next.Server.AccessLogFormat); err != nil {
 		n.log.Warn("the access log stays in the old file", "key", "server.access_log", "error", err)
 	}
 	f.verifier.Continue(n.verifier)
@@ -66,5 +68,20 @@ func (n *Node) reload(next *config.Config) error {
 			n.log.Warn("certificate files cannot be used, the old certificates stay", "error", err)
 		}
 	}
+	n.log.Info("configuration reloaded", "changes", listed(old.Changes(next)))
 	return nil
+}
+
+// maxListed bounds the changes that a log line lists.
+const maxListed = 30
+
+// listed joins changes for a log line.
+func listed(changes []string) string {
+	if len(changes) == 0 {
+		return "none; files that keys name were read again"
+	}
+	if n := len(changes) - maxListed; n > 0 {
+		changes = append(changes[:maxListed:maxListed], fmt.Sprintf("and %d more", n))
+	}
+	return strings.Join(changes, ", ")
 }

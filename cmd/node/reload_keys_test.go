@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 // array of tables is one key.
 var reloadedKeys = []string{
 	"server.drain_timeout", "server.takeover_timeout", "server.read_timeout", "server.min_body_rate", "server.expose_placement",
-	"server.trust_pd_fields", "server.trust_engine_fields", "server.access_log", "server.trusted_proxies", "server.cors_origins", "server.engine_routes", "server.auth.keys_file",
+	"server.trust_pd_fields", "server.trust_engine_fields", "server.access_log", "server.access_log_format", "server.trusted_proxies", "server.cors_origins", "server.engine_routes", "server.auth.keys_file",
 	"admin.trust_added_engines", "epp.fallbacks",
 	"timeouts.prefill", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.handshake", "timeouts.transfer", "timeouts.deferred_write",
 	"timeouts.policy", "timeouts.cleanup",
@@ -28,7 +29,8 @@ var reloadedKeys = []string{
 	"conversation.fields", "conversation.headers", "conversation.parent_headers", "conversation.late_fields",
 	"plugin", "upstream", "model", "remote", "priority_class", "tenant", "jwt", "engine",
 	"health.interval", "health.suspect_interval", "health.timeout", "health.unhealthy_after", "health.healthy_after", "health.load_interval",
-	"retry.attempts", "retry.budget", "retry.min_budget", "circuit.failures", "circuit.open_for",
+	"retry.attempts", "retry.budget", "retry.min_budget", "retry.continue", "retry.continue_tokens", "circuit.failures", "circuit.open_for",
+	"retry.move_after",
 	"pairs.allow_incompatible", "pairs.same_labels", "pairs.warm_up",
 	"trtllm.auth_key_file", "trtllm.schedule_style",
 	"sidecar.local", "sidecar.role", "sidecar.connector", "sidecar.header", "sidecar.encoder_header", "sidecar.policies", "sidecar.policy_header",
@@ -93,23 +95,29 @@ func TestReloadNamesFixedKeys(t *testing.T) {
 		}
 	})
 	warned := regexp.MustCompile(`level=WARN .* key=(\S+)`)
+	engine := config.DefaultEngine()
+	engine.Name, engine.URL, engine.Role = "e0", "http://127.0.0.1:1", "both"
 	for _, tt := range []struct {
 		name   string
 		change func(*config.Config)
 		want   []string
+		logged string // a part of the log; "" for any
 	}{
-		{"limits", func(c *config.Config) { c.Limits.Queue, c.Server.MaxBody = 7, 1<<20 }, nil},
+		{"limits", func(c *config.Config) { c.Limits.Queue, c.Server.MaxBody = 7, 1<<20 }, nil, `level=INFO msg="configuration reloaded" changes="server.max_body, limits.queue"`},
 		{"connections", func(c *config.Config) {
 			c.Server.ReadHeaderTimeout, c.Server.IdleTimeout, c.Server.WriteTimeout = config.Duration(time.Second), config.Duration(time.Second), config.Duration(time.Second)
 			c.Server.MaxHeader = 32 << 10
-		}, []string{"server.max_header", "server.read_header_timeout", "server.idle_timeout", "server.write_timeout"}},
-		{"no change since the start", func(*config.Config) {}, nil},
-		{"engines", func(c *config.Config) { c.Timeouts.Dial, c.Transport.MaxIdle = config.Duration(time.Second), 3 }, []string{"timeouts.dial", "transport.max_idle"}},
-		{"the same engines", func(c *config.Config) { c.Timeouts.Dial, c.Transport.MaxIdle = config.Duration(time.Second), 3 }, nil},
+		}, []string{"server.max_header", "server.read_header_timeout", "server.idle_timeout", "server.write_timeout"}, ""},
+		{"no change since the start", func(*config.Config) {}, nil, `changes="server.max_header, server.read_header_timeout, server.idle_timeout, server.write_timeout"`},
+		{"no change", func(*config.Config) {}, nil, `changes="none; files that keys name were read again"`},
+		{"a new engine", func(c *config.Config) { c.Engines = []config.Engine{engine} }, nil, `changes="engine.e0 added"`},
+		{"an engine less", func(*config.Config) {}, nil, `changes="engine.e0 removed"`},
+		{"engines", func(c *config.Config) { c.Timeouts.Dial, c.Transport.MaxIdle = config.Duration(time.Second), 3 }, []string{"timeouts.dial", "transport.max_idle"}, ""},
+		{"the same engines", func(c *config.Config) { c.Timeouts.Dial, c.Transport.MaxIdle = config.Duration(time.Second), 3 }, nil, ""},
 		{"tables", func(c *config.Config) {
 			c.Fleet.Patience, c.Discovery.DNS.Interval = config.Duration(time.Second), config.Duration(time.Second)
 			c.Timeouts.Dial, c.Transport.MaxIdle = config.Duration(time.Second), 3
-		}, []string{"discovery.dns.interval", "fleet.patience"}},
+		}, []string{"discovery.dns.interval", "fleet.patience"}, ""},
 	} {
 		next := start
 		tt.change(&next)
@@ -123,6 +131,9 @@ func TestReloadNamesFixedKeys(t *testing.T) {
 		}
 		if !slices.Equal(got, tt.want) {
 			t.Errorf("%s: the log names %q, want %q:\n%s", tt.name, got, tt.want, logged.String())
+		}
+		if text := logged.String(); !strings.Contains(text, tt.logged) || strings.Count(text, "configuration reloaded") != 1 {
+			t.Errorf("%s: the log lacks %s:\n%s", tt.name, tt.logged, text)
 		}
 	}
 }

@@ -57,6 +57,7 @@ func (n *Node) Serve(ctx context.Context) error {
 	wg.Wait()
 	n.registry.Close()
 	n.ledger.Close()
+	_ = n.access.Close() // never fails; it writes the lines that wait
 	if cerr := n.token.Close(); cerr != nil {
 		n.log.Warn("the file of the admin token was not removed", "error", cerr)
 	}

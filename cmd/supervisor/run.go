@@ -179,14 +179,16 @@ func serveUntilSignal(n *node.Node, t *takeoverControl, log *slog.Logger, signal
 	}
 }
 
-// startReloads calls reload after each request, and logs its result. A request during a reload
+// startReloads calls reload after each request, and logs its error. A request during a reload
 // causes another one after it. The caller does not wait for a reload, because a reload may
 // wait for the download of a plugin. stop does not wait either.
 func startReloads(log *slog.Logger, reload func() error) (request, stop func()) {
 	wanted := make(chan struct{}, 1)
 	go func() { // ends after stop, or with the process
 		for range wanted {
-			logReload(log, reload())
+			if err := reload(); err != nil {
+				logRefused(log, err)
+			}
 		}
 	}()
 	request = func() {
@@ -206,14 +208,6 @@ func reload(n *node.Node, load func() (*config.Config, error)) error {
 		return err
 	}
 	return n.Reload(next)
-}
-
-func logReload(log *slog.Logger, err error) {
-	if err != nil {
-		logRefused(log, err)
-		return
-	}
-	log.Info("configuration reloaded")
 }
 
 // logRefused logs the problems of an unusable configuration.

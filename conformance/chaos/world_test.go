@@ -334,9 +334,9 @@ func (w *world) busiest(p *proxy) (pid int) {
 	return pid
 }
 
-// exited waits until a process that was killed has ended, as its supervisor has found. On a busy
-// machine the kernel closes its sockets some hundred milliseconds after SIGKILL, and a request that
-// comes in between is lost with the others.
+// exited waits until the supervisor has found the end of a killed process. On a busy machine the
+// kernel closes the sockets of the process some hundred milliseconds after SIGKILL. A request that
+// comes before that is lost with the others.
 func exited(t *testing.T, pid int) {
 	await(t, fmt.Sprintf("process %d ends", pid), func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
 }

@@ -22,24 +22,34 @@ type fleet struct {
 // of a stream.
 func startFleet(t *testing.T, connector string) *fleet {
 	t.Helper()
-	run := func(role string) string {
-		p := start(t, "sim", "--connector", connector, "--role", role, "--listen", "127.0.0.1:0",
-			"--prefill-us-per-token", "50", "--decode-us-per-token", "10000")
-		words := strings.Fields(p.firstLine(t))
-		return words[len(words)-1]
-	}
-	f := &fleet{alone: run("both")}
+	f := &fleet{alone: startEngine(t, connector, "both")}
 	for _, role := range []string{"prefill", "decode"} {
-		f.engines += fmt.Sprintf("[[engine]]\nname = %q\nurl = %q\nrole = %q\nconnector = %q\n", role[:1]+"0", run(role), role, connector)
+		f.add(role[:1]+"0", startEngine(t, connector, role), role, connector)
 	}
 	return f
 }
 
+// startEngine runs an engine and returns its URL.
+func startEngine(t *testing.T, connector, role string) string {
+	t.Helper()
+	p := start(t, simArgs(connector, role, "127.0.0.1:0")...)
+	words := strings.Fields(p.firstLine(t))
+	return words[len(words)-1]
+}
+
+func simArgs(connector, role, addr string) []string {
+	return []string{"sim", "--connector", connector, "--role", role, "--listen", addr, "--prefill-us-per-token", "50", "--decode-us-per-token", "10000"}
+}
+
+func (f *fleet) add(name, url, role, connector string) {
+	f.engines += fmt.Sprintf("[[engine]]\nname = %q\nurl = %q\nrole = %q\nconnector = %q\n", name, url, role, connector)
+}
+
 // setup holds the lines of config.toml that differ between tests, by section.
 type setup struct {
-	server, tls, auth, timeouts string
-	adminToken                  string
-	http3                       bool
+	server, tls, auth, timeouts, retry string
+	adminToken                         string
+	http3                              bool
 }
 
 // startProxy runs pdproxy run and returns when it is ready to serve.
@@ -60,7 +70,7 @@ func startProxy(t *testing.T, f *fleet, s setup) *front {
 	if s.adminToken != "" {
 		fmt.Fprintf(&c, "token_file = %q\n", writeFile(t, dir, "token", s.adminToken+"\n"))
 	}
-	fmt.Fprintf(&c, "[timeouts]\n%s\n%s", s.timeouts, f.engines)
+	fmt.Fprintf(&c, "[timeouts]\n%s\n[retry]\n%s\n%s", s.timeouts, s.retry, f.engines)
 	p := start(t, "run", writeFile(t, dir, "config.toml", c.String()))
 	front := &front{
 		process: p, Alone: f.alone, token: s.adminToken,

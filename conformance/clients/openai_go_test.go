@@ -260,8 +260,7 @@ func checkTexts(t *testing.T, got, want *openai.Completion) {
 	}
 }
 
-// responses uses the newer API. SGLang's protocol does not support it, and the
-// proxy's error says so.
+// responses uses the newer API.
 func (c *goCase) responses(t *testing.T) {
 	params := responses.ResponseNewParams{
 		Model:           "sim",
@@ -269,10 +268,6 @@ func (c *goCase) responses(t *testing.T) {
 		MaxOutputTokens: openai.Int(16),
 	}
 	got, err := c.proxied.Responses.New(t.Context(), params)
-	if c.connector == "sglang" {
-		checkError(t, err, 501, "", "not_implemented")
-		return
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -337,21 +332,15 @@ func (c *goCase) socket(t *testing.T) {
 	if _, last := ask("nobody"); last != "error" {
 		t.Errorf("unknown model: got %s", last)
 	}
-	if c.connector == "sglang" {
-		if _, last := ask("sim"); last != "error" {
-			t.Errorf("engines without this API: got %s", last)
-		}
-	} else {
-		want, err := c.alone.Responses.New(t.Context(), responses.ResponseNewParams{
-			Model: "sim", Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(prompt)}, MaxOutputTokens: openai.Int(16),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 2 {
-			if text, last := ask("sim"); text != want.OutputText() || last == "error" {
-				t.Errorf("got %q, %s, want %q as from one engine alone", text, last, want.OutputText())
-			}
+	want, err := c.alone.Responses.New(t.Context(), responses.ResponseNewParams{
+		Model: "sim", Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(prompt)}, MaxOutputTokens: openai.Int(16),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if text, last := ask("sim"); text != want.OutputText() || last == "error" {
+			t.Errorf("got %q, %s, want %q as from one engine alone", text, last, want.OutputText())
 		}
 	}
 	if err := conn.Close(); err != nil {

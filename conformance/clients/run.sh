@@ -16,7 +16,8 @@ mkdir -p "$build/log"
 
 suites=(openai-go:TestOpenAIGo curl:TestCurl wire:TestWire auth:TestAuth http3:TestHTTP3
   chromium:TestChromium node:TestNode python:TestPython
-  anthropic-node:TestAnthropicNode anthropic-python:TestAnthropicPython)
+  anthropic-node:TestAnthropicNode anthropic-python:TestAnthropicPython
+  continued-node:TestContinuedNode continued-python:TestContinuedPython)
 
 # step NAME COMMAND... prints nothing unless the command fails.
 step() {

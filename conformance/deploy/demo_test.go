@@ -75,6 +75,63 @@ func TestDemoTraffic(t *testing.T) {
 	}
 }
 
+// TestDemoChaos: `pdproxy demo --chaos` reports each killed engine and what became of its streams.
+// After Ctrl-C, every text is right and nothing is pinned.
+func TestDemoChaos(t *testing.T) {
+	type report struct {
+		Killed           string
+		Kills, Streams   int
+		Continued, Wrong int
+		Pinned           int `json:"pinned_blocks"`
+		Ended            map[string]int
+		Gap              struct{ P50, P99 float64 } `json:"gap_ms"`
+	}
+	for connector, reason := range map[string]string{"vllm-nixl": "", "sglang": "", "trtllm": "no_ids"} {
+		t.Run(connector, func(t *testing.T) {
+			t.Parallel()
+			p := start(t, nil, pdproxy, "demo", "--chaos", "--json", "--connector", connector, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+			reports := func() (list []report) {
+				d := json.NewDecoder(strings.NewReader(p.out.String()))
+				for {
+					var r report
+					if d.Decode(&r) != nil {
+						return list
+					}
+					list = append(list, r)
+				}
+			}
+			eventually(t, "each decode engine is killed", func() bool { return len(reports()) >= 4 }) // the first one has the addresses
+			p.signal(syscall.SIGINT)
+			if status := p.ended(); status != 0 {
+				t.Errorf("exit status %d", status)
+			}
+			all := reports()
+			sum := all[len(all)-1]
+			killed := map[string]bool{}
+			broken, continued := 0, 0
+			for _, r := range all[1 : len(all)-1] {
+				killed[r.Killed] = true
+				continued += r.Continued
+				for why, n := range r.Ended {
+					broken += n
+					if why != reason {
+						t.Errorf("%d streams of %s ended: %s", n, r.Killed, why)
+					}
+				}
+				if r.Streams != r.Continued+r.Ended[reason] || r.Continued > 0 && !(r.Gap.P50 > 0 && r.Gap.P99 >= r.Gap.P50) {
+					t.Errorf("got %+v", r)
+				}
+			}
+			if len(killed) != 2 || sum.Kills != len(all)-2 || sum.Continued != continued || sum.Ended[reason] != broken || sum.Wrong+sum.Pinned != 0 || sum.Streams <= broken {
+				t.Errorf("killed %v, result %+v", killed, sum)
+			}
+			if reason == "" && continued == 0 || reason != "" && (broken == 0 || continued > 0) {
+				t.Errorf("%d streams continued, %d ended", continued, broken)
+			}
+		})
+	}
+}
+
 // fetch returns the body of a GET.
 func fetch(t *testing.T, url, accept string) string {
 	t.Helper()

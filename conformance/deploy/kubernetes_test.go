@@ -147,7 +147,7 @@ func (c container) port(name string) int {
 // TestManifestsAgree: every reference in the manifests has its target.
 func TestManifestsAgree(t *testing.T) {
 	engines := manifests(t, "engines.yaml")
-	for _, file := range []string{"engines.yaml", "proxy.yaml", "sidecar.yaml"} {
+	for _, file := range []string{"engines.yaml", "simulated.yaml", "proxy.yaml", "sidecar.yaml"} {
 		t.Run(file, func(t *testing.T) {
 			all := manifests(t, file)
 			for _, o := range all {
@@ -310,8 +310,13 @@ func testPod(t *testing.T, file, name string) {
 	text = strings.Replace(text, "[server]", "[server]\nexpose_placement = true", 1)
 	write(t, filepath.Join(dir, "config/config.toml"), text, 0o644)
 	write(t, filepath.Join(dir, "admin/token"), "secret\n", 0o600)
+	simulated := manifests(t, "simulated.yaml")
 	for role, host := range hosts {
-		start(t, nil, pdproxy, "sim", "--role", role, "--listen", net.JoinHostPort(host, strconv.Itoa(port)))
+		var args []string
+		for _, arg := range find(t, simulated, "Deployment", role).Spec.Template.Spec.Containers[0].Args {
+			args = append(args, strings.Replace(arg, "$(POD_IP):8000", net.JoinHostPort(host, strconv.Itoa(port)), 1))
+		}
+		start(t, nil, pdproxy, args...)
 	}
 	decodes := "decode@decode-0"
 	if file == "sidecar.yaml" {

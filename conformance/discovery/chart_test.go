@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -202,6 +204,7 @@ func TestKubernetesChart(t *testing.T) {
 	if now := c.get("Secret", "chart-pdproxy-admin")["data"].(fields)["token"]; now != token || token == "" {
 		t.Error("the upgrade changed the token")
 	}
+	c.documentedConfigs()
 	c.mustHelm("install", "full", chart, "-f", chart+"/ci/full.yaml")
 	for _, release := range []string{"chart", "full"} {
 		c.mustHelm("uninstall", release)
@@ -210,13 +213,48 @@ func TestKubernetesChart(t *testing.T) {
 		}
 	}
 	for values, want := range map[string]string{
-		`config=[server`:                        "config",
-		`config=[admin]` + "\n" + `listen = ""`: "admin.listen",
-		"replica=3":                             "replica",
+		`config=[server`: "config",
+		`config=[admin]` + "\n" + `token_file = "t"`:     `admin.listen is ""`,
+		`config=[admin]` + "\n" + `listen = "[::]:9090"`: `admin.token_file is missing`,
+		`config=[server]` + "\n" + `max_body = "1MiB"`:   `server.listen is ""`,
+		"replica=3": "replica",
 	} {
 		if out, err := c.helm("template", "chart", chart, "--set-string", values); err == nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v\n%s", values, err, out)
 		}
+	}
+}
+
+// documentedConfigs installs the chart with the configurations of the documents as they are, which have
+// no admin address.
+func (c *cluster) documentedConfigs() {
+	c.t.Helper()
+	for page, block := range map[string]*regexp.Regexp{
+		"README.md":                regexp.MustCompile("(?s)## A real configuration\n\n```toml\n(.*?)```"),
+		"docs/howto/kubernetes.md": regexp.MustCompile("(?s)cat > my.toml << 'END'\n(.*?)END\n"),
+	} {
+		text, err := os.ReadFile("../../" + page)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		m := block.FindSubmatch(text)
+		if m == nil {
+			c.t.Fatalf("%s has no configuration", page)
+		}
+		file := filepath.Join(c.t.TempDir(), "my.toml")
+		if err := os.WriteFile(file, m[1], 0o644); err != nil {
+			c.t.Fatal(err)
+		}
+		c.mustHelm("install", "documented", chart, "--set-file", "config="+file)
+		installed := c.get("ConfigMap", "documented-pdproxy")["data"].(fields)["config.toml"].(string)
+		cfg, err := config.Parse([]byte(installed))
+		if err != nil {
+			c.t.Fatalf("%s: %v\n%s", page, err, installed)
+		}
+		if cfg.Server.Listen != "0.0.0.0:8080" || cfg.Admin.Listen != "0.0.0.0:9090" || cfg.Admin.TokenFile != "/etc/pdproxy/admin/token" || cfg.Fleet.NodeID != -1 {
+			c.t.Errorf("%s: %+v, %+v, %+v", page, cfg.Server.Listen, cfg.Admin, cfg.Fleet.NodeID)
+		}
+		c.mustHelm("uninstall", "documented")
 	}
 }
 

@@ -130,9 +130,13 @@ var adminRoutes = []route{
 	{method: "get", path: "/v1/dashboard/events", summary: "A snapshot of what the dashboard shows, each second", ok: 200,
 		answer: object{"description": "Server-sent events of the type snapshot. The data of each is one JSON object.", "content": object{"text/event-stream": object{"schema": schemaOf[admin.Snapshot]()}}}},
 	{method: "get", path: "/v1/dashboard/part", summary: "What this process alone contributes to a snapshot", ok: 200, schema: schemaOf[admin.DashboardPart]()},
+	{method: "get", path: "/v1/dashboard/history", summary: "The traffic of the last three hours, or since the start of the process: a point each 2 s for the last 10 min, each 10 s for the last hour, and each 30 s before", ok: 200, schema: schemaOf[admin.DashboardHistory]()},
+	{method: "get", path: "/v1/dashboard/requests", summary: "The requests that ran at some time of a period, of those that the processes still hold", ok: 200, schema: schemaOf[admin.DashboardRequests](), codes: []openai.Code{openai.CodeBadValue}},
 	{method: "get", path: "/v1/engines", summary: "Engines with their state, load and facts", ok: 200, schema: schemaOf[[]admin.EngineRow]()},
 	{method: "post", path: "/v1/engines", summary: "Add an engine; the body has the keys of [[engine]]", ok: 201, body: anyObject, schema: schemaOf[admin.EngineRow](), codes: []openai.Code{openai.CodeBadEngine}},
 	{method: "delete", path: "/v1/engines/{name}", summary: "Drain and remove an engine", ok: 202, schema: nameSchema, codes: []openai.Code{openai.CodeBadValue, openai.CodeUnknownEngine}},
+	{method: "post", path: "/v1/engines/{name}/drain", summary: "Drain an engine and keep it", ok: 200, schema: nameSchema, codes: []openai.Code{openai.CodeBadValue, openai.CodeUnknownEngine}},
+	{method: "delete", path: "/v1/engines/{name}/drain", summary: "Send requests to a drained engine again", ok: 200, schema: nameSchema, codes: []openai.Code{openai.CodeUnknownEngine}},
 	{method: "get", path: "/v1/pairs", summary: "Pairs of engines with their state", ok: 200, schema: schemaOf[[]engine.PairRow]()},
 	{method: "get", path: "/v1/policies", summary: "Policies and filters with calls, failures and times", ok: 200, schema: schemaOf[[]admin.PolicyRow]()},
 	{method: "post", path: "/v1/policies/{name}/reload", summary: "Load a policy or filter again", ok: 200, schema: doneSchema, others: silentWorkers, codes: []openai.Code{openai.CodeNotReloaded}},
@@ -316,6 +320,9 @@ func operation(r route) object {
 	byStatus := map[int][]string{}
 	for _, code := range r.codes {
 		for _, status := range code.Info().Statuses {
+			if code == openai.CodeUnknownEngine && status == 400 && strings.HasSuffix(r.path, "/drain") {
+				continue // only an engine that cannot be removed has this status
+			}
 			if !slices.Contains(byStatus[status], code.String()) {
 				byStatus[status] = append(byStatus[status], code.String())
 			}
@@ -355,10 +362,19 @@ func parametersOf(r route) []any {
 	if i := strings.IndexByte(r.path, '{'); i >= 0 {
 		list = append(list, object{"name": r.path[i+1 : strings.IndexByte(r.path, '}')], "in": "path", "required": true, "schema": text})
 	}
-	if r.method == "delete" && strings.HasPrefix(r.path, "/v1/engines") {
+	switch {
+	case r.method == "delete" && r.path == "/v1/engines/{name}":
 		list = append(list, object{"name": "drain", "in": "query", "description": "Time for running requests, such as 60s.", "schema": object{"type": "string", "default": "60s"}})
+	case r.method == "post" && r.path == "/v1/engines/{name}/drain":
+		list = append(list, object{"name": "move", "in": "query", "description": "Other engines go on with the open streams after retry.move_after, as far as retry.continue permits.", "schema": object{"type": "boolean", "default": false}})
+	}
+	if r.path == "/v1/dashboard/requests" {
+		for _, name := range []string{"from", "to"} {
+			list = append(list, object{"name": name, "in": "query", "required": true, "description": "One end of the period, in seconds since the Unix epoch.", "schema": object{"type": "number", "minimum": 0}})
+		}
 	}
 	if r.path == "/v1/dashboard/part" {
+		list = append(list, object{"name": "traffic", "in": "query", "description": "true: the lists of requests and policies are empty.", "schema": object{"type": "boolean", "default": false}})
 		list = append(list, object{"name": "after", "in": "query", "description": "PROCESS.NEXT of an earlier answer of each process, to get only the requests that have ended since.", "schema": object{"type": "array", "items": text}})
 	}
 	return list

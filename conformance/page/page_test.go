@@ -10,7 +10,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
@@ -46,7 +48,7 @@ func TestOperator(t *testing.T) {
 	b.until("requests end", requests+` > 1`)
 	b.until("percentiles have values", `[...document.querySelectorAll('#charts dl.many dd')].every(e => e.textContent !== '–')`)
 	b.until("prefixes are found", `parseFloat(document.querySelector('#index dd').textContent) > 5`)
-	b.until("pairs are ready", `document.querySelectorAll('#pairs .cell.ready').length === 6 && [...document.querySelectorAll('#pairs .cell span')].some(e => e.textContent.includes('tok/s'))`)
+	b.until("pairs are ready", `document.querySelectorAll('#pairs .cell.ready').length === 6 && [...document.querySelectorAll('#pairs .cell span')].some(e => /^(> )?[\d.]+( [kMG])? tokens\/s$/.test(e.textContent)) && [...document.querySelectorAll('#pairs .cell span')].some(e => /\d samples$/.test(e.textContent))`)
 	b.until("KV memory is used", `[...document.querySelectorAll('.track.kv i')].some(e => parseFloat(e.style.width) > 0)`)
 	before := evaluate[string](b, `document.querySelector('#charts path.curve').getAttribute('d')`)
 	b.until("the chart moves", `document.querySelector('#charts path.curve').getAttribute('d') !== `+fmt.Sprintf("%q", before))
@@ -61,6 +63,16 @@ func TestOperator(t *testing.T) {
 
 	engines["d1"].cmd.Process.Kill()
 	b.until("the killed engine is unhealthy", card("d1")+`.startsWith('unhealthy')`)
+	b.until("its pairs are broken and name it", `(cells => cells.length === 2 && cells.every(c => c.textContent.includes('broken') && c.textContent.includes('d1 is unhealthy')))([...document.querySelectorAll('#pairs .cell.broken')])`)
+	b.until("the summary counts the broken pairs", `[...document.querySelectorAll('#facts > div')].some(e => e.textContent.replace(/\s+/g, ' ').includes('Broken pairs2 of 6'))`)
+	b.until("its index is not compared", `[...document.querySelectorAll('#kv tr')].find(r => r.firstChild.textContent === 'd1').lastChild.textContent === 'engine is unhealthy'`)
+	var rows []struct{ Decode, State, Unavailable string }
+	p.get(t, "/v1/pairs", &rows)
+	for _, r := range rows {
+		if (r.State == "broken") != (r.Decode == "d1") || (r.Unavailable == "d1 is unhealthy") != (r.Decode == "d1") {
+			t.Errorf("pair %+v", r)
+		}
+	}
 	b.until("the first problem on the page is the killed engine", `document.querySelector('#problems li.severe')?.textContent.includes('d1')`)
 	b.until("several requests are listed", `document.querySelectorAll('#troubled tr').length >= 3`)
 	b.until("a request that lost its leg is listed", `[...document.querySelectorAll('#troubled tr')].some(r => r.textContent.includes('decode on d1 failed'))`)
@@ -68,6 +80,48 @@ func TestOperator(t *testing.T) {
 	evaluate[chromedp.Void](b, `(rows => (rows.find(r => r.querySelector('.good')) ?? rows[0]).querySelector('button').click())([...document.querySelectorAll('#troubled tr')].filter(r => r.textContent.includes('decode on d1 failed')))`)
 	b.until("its legs are shown", `[...document.querySelectorAll('#legs tr')].some(r => r.textContent.includes('d1') && r.querySelector('.bad'))`)
 	both(b, "killed-decode")
+}
+
+// TestContinued: the page counts the streams that other engines continue and those that end, and
+// shows where a stream broke off.
+func TestContinued(t *testing.T) {
+	engines := startEngines(t, "p0", "d0", "d1")
+	sections := "[retry]\ncontinue = \"on\"\nbudget = 1.0\n"
+	for _, name := range []string{"p0", "d0", "d1"} {
+		sections += engines[name].section()
+	}
+	p := startProxy(t, "", sections)
+	b := open(t, p.admin)
+	b.goTo(p.admin + "/")
+	b.until("the page is live", live)
+	const n = `(name => document.querySelector('#streams')?.textContent.includes(name) && Number([...document.querySelectorAll('#streams > div')].find(e => e.textContent.startsWith(name)).lastChild.textContent))`
+	b.until("nothing is counted", n+`('Streams continued') === 0 && `+n+`('Ended in an error event') === 0`)
+	var wg sync.WaitGroup
+	long := func(id string, header ...string) {
+		wg.Go(func() { p.complete(t.Context(), id, "Tell me of the sea. "+id, 400, header...) })
+	}
+	running := func(engine string, ids int) {
+		b.until("streams run on "+engine, `fetch('/v1/exchanges').then(a => a.json()).then(rows => { window.rows = rows.filter(r => r.decode === '`+engine+`').length }), window.rows >= `+fmt.Sprint(ids))
+	}
+	for i := range 4 {
+		long(fmt.Sprintf("long-%d", i))
+	}
+	running("d0", 1)
+	time.Sleep(500 * time.Millisecond) // the streams have a part of their text
+	engines["d0"].cmd.Process.Kill()
+	b.until("continued streams are counted", n+`('Streams continued') >= 1`)
+	long("off", "X-Pdproxy-Continue", "off")
+	running("d1", 5)
+	time.Sleep(500 * time.Millisecond)
+	engines["d1"].cmd.Process.Kill()
+	wg.Wait()
+	b.until("the stream that was not to be continued is counted", n+`('Not continued: off') === 1 && `+n+`('Ended in an error event') >= 1`)
+	b.until("the list says where a stream went on", `[...document.querySelectorAll('#troubled tr')].some(r => /stream continued on p0 → d1, gap [\d.]+ m?s, behind \d+ tokens/.test(r.textContent))`)
+	for id, text := range map[string]string{`r => r.textContent.includes('continued on p0 → d1')`: `at [\d.]+ m?s: continued on p0 → d1, gap [\d.]+ m?s, behind \d+ tokens`, `r => r.querySelector('[data-request="off"]')`: `at [\d.]+ m?s: not continued, off`} {
+		evaluate[chromedp.Void](b, `[...document.querySelectorAll('#troubled tr')].find(`+id+`).querySelector('button').click()`)
+		b.until("the request shows where its stream broke off: "+text, `document.querySelector('#explained').textContent.includes('Where the stream broke off') && /`+text+`/.test(document.querySelector('#explained').textContent)`)
+	}
+	accessible(t, b)
 }
 
 // points is the number of seconds that the charts show before a picture is taken.
@@ -108,7 +162,7 @@ func keyboard(t *testing.T, b *browser) {
 	evaluate[chromedp.Void](b, `document.activeElement.blur(), window.scrollTo(0, 0)`)
 	const stop = `(e => e.id || e.className || e.tagName)(document.activeElement)`
 	var stops []string
-	for range 40 {
+	for range 60 {
 		b.press(kb.Tab)
 		stops = append(stops, evaluate[string](b, stop))
 		if !evaluate[bool](b, `(r => r.width > 0 && r.height > 0)(document.activeElement.getBoundingClientRect())`) {
@@ -118,7 +172,7 @@ func keyboard(t *testing.T, b *browser) {
 			break
 		}
 	}
-	want := []string{"skip", "pause", "scroll", "scroll", "scroll"}
+	want := []string{"skip", "pause", "BUTTON", "BUTTON", "BUTTON", "BUTTON", "plot", "plot", "plot", "plot", "plot", "plot", "scroll", "scroll", "scroll"}
 	if len(stops) <= len(want) || strings.Join(stops[:len(want)], " ") != strings.Join(want, " ") || stops[len(stops)-1] != "request-id" {
 		t.Errorf("the Tab key stops at %q", stops)
 	}
@@ -132,12 +186,13 @@ func keyboard(t *testing.T, b *browser) {
 // accessible asserts the properties that screen readers need.
 func accessible(t *testing.T, b *browser) {
 	for what, expression := range map[string]string{
-		"an element without a name":      `[...document.querySelectorAll('button, input, [role=img], [role=region], section')].filter(e => e.offsetParent && !(e.ariaLabel || e.textContent.trim() || e.labels?.length || e.getAttribute('aria-labelledby'))).map(e => e.outerHTML)`,
-		"a label that names nothing":     `[...document.querySelectorAll('[aria-labelledby]')].filter(e => !document.getElementById(e.getAttribute('aria-labelledby'))?.textContent).map(e => e.outerHTML)`,
-		"a column without a scope":       `[...document.querySelectorAll('thead th')].filter(e => e.scope !== 'col').map(e => e.outerHTML)`,
-		"a row without a head":           `[...document.querySelectorAll('#kv tr, #policies tr, #pairs tbody tr')].filter(e => e.firstChild.scope !== 'row').map(e => e.outerHTML)`,
-		"two elements with the same id":  `(ids => ids.filter((id, i) => ids.indexOf(id) !== i))([...document.querySelectorAll('[id]')].map(e => e.id))`,
-		"a heading out of the hierarchy": `[...document.querySelectorAll('h1, h2, h3')].filter((e, i, all) => i && e.tagName[1] - all[i - 1].tagName[1] > 1).map(e => e.outerHTML)`,
+		"an element without a name":                       `[...document.querySelectorAll('button, input, [role=img], [role=region], section')].filter(e => e.offsetParent && !(e.ariaLabel || e.textContent.trim() || e.labels?.length || e.getAttribute('aria-labelledby'))).map(e => e.outerHTML)`,
+		"a label that names nothing":                      `[...document.querySelectorAll('[aria-labelledby]')].filter(e => !document.getElementById(e.getAttribute('aria-labelledby'))?.textContent).map(e => e.outerHTML)`,
+		"a cell of a list without the name of its column": `[...document.querySelectorAll('.rows tbody tr > *')].filter(e => !e.dataset.label).map(e => e.outerHTML)`,
+		"a column without a scope":                        `[...document.querySelectorAll('thead th')].filter(e => e.scope !== 'col').map(e => e.outerHTML)`,
+		"a row without a head":                            `[...document.querySelectorAll('#kv tr, #policies tr, #pairs tbody tr')].filter(e => e.firstChild.scope !== 'row').map(e => e.outerHTML)`,
+		"two elements with the same id":                   `(ids => ids.filter((id, i) => ids.indexOf(id) !== i))([...document.querySelectorAll('[id]')].map(e => e.id))`,
+		"a heading out of the hierarchy":                  `[...document.querySelectorAll('h1, h2, h3')].filter((e, i, all) => i && e.tagName[1] - all[i - 1].tagName[1] > 1).map(e => e.outerHTML)`,
 	} {
 		if found := evaluate[[]string](b, expression); len(found) > 0 {
 			t.Errorf("%s: %q", what, found)

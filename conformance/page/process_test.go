@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -93,6 +94,41 @@ func (e *engine) section() string {
 	return fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nrole = %q\nconnector = \"vllm-nixl\"\nkv_events = \"tcp://%s\"\n\n", e.name, e.addr, e.role, e.side)
 }
 
+// get reads an endpoint of the admin address.
+func (p *proxy) get(t *testing.T, path string, into any) {
+	t.Helper()
+	resp, err := http.Get(p.admin + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil || resp.StatusCode != 200 {
+		t.Fatalf("%s: status %d, %v", path, resp.StatusCode, err)
+	}
+}
+
+// wait waits until a list of the admin address has a row with these values.
+func (p *proxy) wait(t *testing.T, path string, row map[string]string) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		var rows []map[string]any
+		p.get(t, path, &rows)
+		if slices.ContainsFunc(rows, func(r map[string]any) bool {
+			for name, value := range row {
+				if r[name] != value {
+					return false
+				}
+			}
+			return true
+		}) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("never: %s has %v: %v", path, row, rows)
+		}
+	}
+}
+
 // startEngines starts engines that are slow enough to watch: those whose name begins with p
 // are prefill, the others decode.
 func startEngines(t *testing.T, names ...string) map[string]*engine {
@@ -103,11 +139,17 @@ func startEngines(t *testing.T, names ...string) map[string]*engine {
 		if name[0] == 'p' {
 			e.role = "prefill"
 		}
-		e.process = start(t, "sim", "--connector", "vllm-nixl", "--role", e.role, "--listen", e.addr, "--name", name, "--side-channel-port", "0",
-			"--zmq-events", "tcp://"+e.side, "--kv-blocks", "1500", "--prefill-us-per-token", "200", "--decode-us-per-token", "15000")
+		e.start(t)
 		engines[name] = e
 	}
 	return engines
+}
+
+// start starts the process of the engine, also after the end of an earlier one.
+func (e *engine) start(t *testing.T) {
+	t.Helper()
+	e.process = start(t, "sim", "--connector", "vllm-nixl", "--role", e.role, "--listen", e.addr, "--name", e.name, "--side-channel-port", "0",
+		"--zmq-events", "tcp://"+e.side, "--kv-blocks", "1500", "--prefill-us-per-token", "200", "--decode-us-per-token", "15000")
 }
 
 // proxy is a proxy in front of engines.
@@ -141,8 +183,8 @@ func startProxy(t *testing.T, adminKeys, sections string) *proxy {
 	}
 }
 
-// complete sends one streamed chat and returns its status.
-func (p *proxy) complete(ctx context.Context, id, prompt string, tokens int) int {
+// complete sends one streamed chat, with more names and values of header lines, and returns its status.
+func (p *proxy) complete(ctx context.Context, id, prompt string, tokens int, header ...string) int {
 	body, _ := json.Marshal(map[string]any{"stream": true, "max_tokens": tokens, "stream_options": map[string]bool{"include_usage": true},
 		"messages": []map[string]string{{"role": "user", "content": prompt}}})
 	r, err := http.NewRequestWithContext(ctx, "POST", p.url+"/v1/chat/completions", bytes.NewReader(body))
@@ -152,6 +194,9 @@ func (p *proxy) complete(ctx context.Context, id, prompt string, tokens int) int
 	r.Header.Set("Content-Type", "application/json")
 	if id != "" {
 		r.Header.Set("X-Request-Id", id)
+	}
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
 	}
 	resp, err := http.DefaultClient.Do(r)
 	if err != nil {

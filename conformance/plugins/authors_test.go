@@ -17,7 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/isolated"
 )
 
-// TestMain installs the compilers for C, a registry and minisign, which Debian has.
+// TestMain installs the compilers for C, a registry and minisign, which Debian has, and TinyGo.
 func TestMain(m *testing.M) {
 	err := testbed.Install(func() error {
 		var missing error
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 		}
 		return missing
 	}, "clang", "lld", "docker-registry", "minisign")
-	if err != nil {
+	if err = errors.Join(err, installTinyGo()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -48,16 +48,18 @@ func TestBytes(t *testing.T) {
 
 func TestSDK(t *testing.T) {
 	for name := range sdks {
-		t.Run(name, func(t *testing.T) {
-			module := buildPlugin(t, tour(t, name))
-			cache := newCache(t)
-			t.Run("module", func(t *testing.T) { checkModule(t, module, cache) })
-			t.Run("life", func(t *testing.T) { checkLife(t, module, cache) })
-			t.Run("requests", func(t *testing.T) { checkRequests(t, module, cache) })
-			t.Run("calls", func(t *testing.T) { checkCalls(t, module, cache) })
-			t.Run("load", func(t *testing.T) { checkLoad(t, module, cache) })
-		})
+		t.Run(name, func(t *testing.T) { checkSDK(t, buildPlugin(t, tour(t, name))) })
 	}
+}
+
+// checkSDK tests a module of the source tour.go.
+func checkSDK(t *testing.T, module []byte) {
+	cache := newCache(t)
+	t.Run("module", func(t *testing.T) { checkModule(t, module, cache) })
+	t.Run("life", func(t *testing.T) { checkLife(t, module, cache) })
+	t.Run("requests", func(t *testing.T) { checkRequests(t, module, cache) })
+	t.Run("calls", func(t *testing.T) { checkCalls(t, module, cache) })
+	t.Run("load", func(t *testing.T) { checkLoad(t, module, cache) })
 }
 
 // checkModule checks the exports.

@@ -26,16 +26,24 @@ import (
 // returns the module.
 func buildPlugin(t *testing.T, dir string) []byte {
 	t.Helper()
+	module, _ := buildPluginWith(t, build.Options{Dir: dir})
+	return module
+}
+
+// buildPluginWith is buildPlugin with options.
+func buildPluginWith(t *testing.T, o build.Options) ([]byte, build.Result) {
+	t.Helper()
 	var log bytes.Buffer
-	output := filepath.Join(t.TempDir(), "plugin.wasm")
-	if _, err := build.Build(t.Context(), build.Options{Dir: dir, Output: output, Log: &log}); err != nil {
+	o.Output, o.Log = filepath.Join(t.TempDir(), "plugin.wasm"), &log
+	result, err := build.Build(t.Context(), o)
+	if err != nil {
 		t.Fatalf("%v\n%s", err, log.String())
 	}
-	module, err := os.ReadFile(output)
+	module, err := os.ReadFile(o.Output)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return module
+	return module, result
 }
 
 // world holds what plugins share in a test: a log, shared data, metrics, and

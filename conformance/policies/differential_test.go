@@ -193,13 +193,14 @@ func comparePlace(t *testing.T, g *guest, set *policies.Set, rnd *rand.Rand) {
 	if needs&abi.NeedDetails == 0 {
 		f.Details = nil
 	}
-	got, scored := g.place(&abi.Header{Policy: uint32(i), Layout: abi.Layout{Extended: f.Predictions != nil || f.Details != nil}}, f), f.Scored
+	got := g.place(&abi.Header{Policy: uint32(i), Layout: abi.Layout{Extended: f.Predictions != nil || f.Details != nil}}, f)
+	scored, scale := f.Scored, f.Scale
 	scores := make([]float32, len(f.Candidates))
 	for i := range f.Candidates {
 		scores[i], f.Candidates[i].Score = f.Candidates[i].Score, 0
 	}
-	f.Scored = false
-	if want := native(f); got != want || scored != f.Scored {
+	f.Scored, f.Scale = false, 0
+	if want := native(f); got != want || scored != f.Scored || scale != f.Scale {
 		t.Errorf("%s of %+v: %+v as Wasm, %+v compiled in", name, f, got, want)
 	}
 	for i := range f.Candidates {

@@ -7,14 +7,13 @@ import (
 	"io"
 	"net"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
+	"github.com/pdproxy/pdproxy/internal/dev/usage"
 	"github.com/pdproxy/pdproxy/proxy/engine/kvevents"
 )
 
@@ -39,9 +38,9 @@ func BenchmarkScaleEngines(b *testing.B) {
 func benchEngines(b *testing.B, n int) {
 	s := newScaled(b, "kv_aware", 1, n)
 	f := newEngineFleet(b, s, n)
-	before := processTime()
+	before := usage.ProcessTime()
 	publisher := f.publish(b, engineTime)
-	cpu := processTime() - before - publisher
+	cpu := usage.ProcessTime() - before - publisher
 	b.ReportMetric(float64(cpu.Nanoseconds())/float64(2*batchBlocks*len(f.delays)), "cpu-ns/event")
 	f.delays = f.delays[:0]
 	stop, placed := make(chan struct{}), make(chan []time.Duration)
@@ -49,17 +48,11 @@ func benchEngines(b *testing.B, n int) {
 	f.publish(b, engineTime)
 	close(stop)
 	places := <-placed
-	b.ReportMetric(quantile(f.delays, 0.5), "delay-p50-µs")
-	b.ReportMetric(quantile(f.delays, 0.99), "delay-p99-µs")
-	b.ReportMetric(quantile(places, 0.5), "place-p50-µs")
-	b.ReportMetric(quantile(places, 0.99), "place-p99-µs")
+	b.ReportMetric(usage.QuantileMicros(f.delays, 0.5), "delay-p50-µs")
+	b.ReportMetric(usage.QuantileMicros(f.delays, 0.99), "delay-p99-µs")
+	b.ReportMetric(usage.QuantileMicros(places, 0.5), "place-p50-µs")
+	b.ReportMetric(usage.QuantileMicros(places, 0.99), "place-p99-µs")
 	b.ReportMetric(0, "ns/op") // the work has a fixed length
-}
-
-// quantile returns a quantile in µs; it sorts times.
-func quantile(times []time.Duration, q float64) float64 {
-	slices.Sort(times)
-	return float64(times[int(q*float64(len(times)-1))].Nanoseconds()) / 1e3
 }
 
 // paced places requests at a fixed rate until stop is closed, and returns their times.
@@ -156,7 +149,7 @@ func (f *engineFleet) applied(engine string, _ int) {
 func (f *engineFleet) publish(b *testing.B, length time.Duration) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	before, begin := threadTime(), time.Now()
+	before, begin := usage.ThreadTime(), time.Now()
 	total := int(length.Seconds() * batchesPerSecond)
 	var message []byte
 	for k := range total {
@@ -171,25 +164,13 @@ func (f *engineFleet) publish(b *testing.B, length time.Duration) time.Duration 
 			b.Fatal(err)
 		}
 	}
-	used := threadTime() - before
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	used := usage.ThreadTime() - before
+	testbed.Eventually(b, "all batches are applied", func() bool {
 		f.mu.Lock()
-		n := len(f.delays)
-		f.mu.Unlock()
-		if n == total {
-			return used
-		}
-		if time.Now().After(end) {
-			b.Fatalf("%d of %d batches have been applied", n, total)
-		}
-	}
-}
-
-// threadTime is the CPU time of the calling thread.
-func threadTime() time.Duration {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // cannot fail on Linux
-	return time.Duration(ts.Nano())
+		defer f.mu.Unlock()
+		return len(f.delays) == total
+	})
+	return used
 }
 
 // appendBatch appends the message of an engine's batch: topic, number and batch in the format of

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/internal/dev/usage"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
@@ -93,19 +93,12 @@ func (s *scaled) measure(b *testing.B) {
 	defer runtime.UnlockOSThread()
 	s.place(b, max(10, len(s.requests)))
 	var times []time.Duration
-	before := threadTime()
+	before := usage.ThreadTime()
 	for b.Loop() {
-		began := threadTime()
+		began := usage.ThreadTime()
 		s.place(b, 1)
-		times = append(times, threadTime()-began)
+		times = append(times, usage.ThreadTime()-began)
 	}
-	b.ReportMetric((threadTime()-before).Seconds()*1e6/float64(b.N), "cpu-µs/placement")
-	b.ReportMetric(quantile(times, 0.99), "p99-cpu-µs")
-}
-
-// processTime is the CPU time of this process.
-func processTime() time.Duration {
-	var u syscall.Rusage
-	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	b.ReportMetric((usage.ThreadTime()-before).Seconds()*1e6/float64(b.N), "cpu-µs/placement")
+	b.ReportMetric(usage.QuantileMicros(times, 0.99), "p99-cpu-µs")
 }

@@ -1,22 +1,32 @@
 #!/usr/bin/env bash
 # Starts and stops real vLLM engines on the CPU.
 #
-#   engines.sh start [prefill] [decode] [alone]    default: all three
-#   engines.sh stop  [prefill] [decode] [alone]
-#   engines.sh status
+#   engines.sh start [NAME...]    default: prefill decode alone
+#   engines.sh stop  [NAME...]
+#   engines.sh status [NAME...]
 #
-# prefill and decode are a NIXL pair. alone is one plain engine of the same
-# model; its texts are the reference. Engines start one after the other (20 s
-# each on two cores), and start returns when the last one is healthy.
+# prefill and decode are a NIXL pair; decode-2 and so on are further decode
+# engines. alone is one plain engine of the same model; its texts are the
+# reference. plain-1 and so on are engines like it. Engines start one after the
+# other (20 s each on two cores), and start returns when the last one is healthy.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 mkdir -p "$REAL_DIR/run" "$REAL_DIR/log"
 
+# number_of prints the number in an engine's name; 1 for decode.
+number_of() {
+	case $1 in
+	*-*) echo "${1#*-}" ;;
+	*) echo 1 ;;
+	esac
+}
+
 port_of() {
 	case $1 in
 	prefill) echo "$REAL_PREFILL_PORT" ;;
-	decode) echo "$REAL_DECODE_PORT" ;;
+	decode | decode-[2-9]) echo $((REAL_DECODE_PORT + $(number_of "$1") - 1)) ;;
 	alone) echo "$REAL_ALONE_PORT" ;;
+	plain-[1-9]) echo $((REAL_PLAIN_PORT + $(number_of "$1") - 1)) ;;
 	*) echo "engines.sh: unknown engine $1" >&2; exit 2 ;;
 	esac
 }
@@ -28,7 +38,7 @@ pair_flags() {
 	local role id events
 	case $1 in
 	prefill) role=kv_producer id=p0 events=$REAL_EVENTS ;;
-	decode) role=kv_consumer id=d0 events=$((REAL_EVENTS + 10)) ;;
+	decode*) role=kv_consumer id=d$(($(number_of "$1") - 1)) events=$((REAL_EVENTS + 10 * $(number_of "$1"))) ;;
 	*) return ;;
 	esac
 	printf '%s\n' --kv-transfer-config "{\"kv_connector\":\"$REAL_CONNECTOR\",\"kv_role\":\"$role\",\"kv_buffer_device\":\"cpu\",\"engine_id\":\"$id\",\"kv_load_failure_policy\":\"fail\",\"kv_connector_extra_config\":{\"kv_lease_duration\":$REAL_LEASE}}"
@@ -36,8 +46,9 @@ pair_flags() {
 }
 
 launch() {
-	local name=$1 side=$REAL_SIDE_CHANNEL flags
-	[ "$name" = decode ] && side=$((side + 1))
+	local name=$1 side=$REAL_SIDE_CHANNEL flags more
+	case $name in decode*) side=$((side + $(number_of "$name"))) ;; esac
+	read -ra more <<<"$REAL_FLAGS"
 	mapfile -t flags < <(pair_flags "$name")
 	cd "$REAL_DIR" # so that no path of this machine appears in an answer
 	VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
@@ -45,10 +56,10 @@ launch() {
 		HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
 		VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$side UCX_TLS=tcp,sm \
 		setsid nice -n "$REAL_NICE" "$REAL_PYTHON" -m vllm.entrypoints.openai.api_server \
-		--model ./model --served-model-name tiny --host 127.0.0.1 --port "$(port_of "$name")" \
+		--model "./$REAL_MODEL" --served-model-name tiny --host 127.0.0.1 --port "$(port_of "$name")" \
 		--dtype float32 --enforce-eager --seed 1 --max-model-len 4096 --max-num-seqs 8 \
 		--max-num-batched-tokens 512 --block-size "$REAL_BLOCK_SIZE" --num-gpu-blocks-override "$REAL_BLOCKS" \
-		--enable-request-id-headers --enable-prompt-tokens-details --enable-scale-out "${flags[@]}" \
+		--enable-request-id-headers --enable-prompt-tokens-details --enable-scale-out "${flags[@]}" "${more[@]}" \
 		>"$REAL_DIR/log/$name.log" 2>&1 </dev/null &
 	echo $! >"$REAL_DIR/run/$name.pid"
 }
@@ -106,5 +117,5 @@ case $what in
 start) for e in "${engines[@]}"; do start "$e"; done ;;
 stop) for e in "${engines[@]}"; do stop "$e"; done ;;
 status) for e in "${engines[@]}"; do running "$e" && healthy "$e" && echo "$e: healthy" || echo "$e: down"; done ;;
-*) echo "usage: engines.sh start|stop|status [prefill] [decode] [alone]" >&2; exit 2 ;;
+*) echo "usage: engines.sh start|stop|status [NAME...]" >&2; exit 2 ;;
 esac

@@ -26,3 +26,4 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
 	echo "$want" >"$stamp"
 fi
 nice -n "$REAL_NICE" "$REAL_PYTHON" "$REAL_HERE/make_model.py" "$REAL_DIR/model"
+nice -n "$REAL_NICE" "$REAL_PYTHON" "$REAL_HERE/make_model.py" "$REAL_DIR/model-bytes" bytes

@@ -2,6 +2,7 @@
 depends on every token of its prompt.
 
     python make_model.py DIR
+    python make_model.py DIR bytes    greedy text has other bytes than ASCII, mostly no valid UTF-8
 
 The weights are random but normally scaled and drawn from one seed, so that
 logits are far from constant: an engine that decodes on wrong, missing or freed
@@ -25,15 +26,17 @@ RECIPE = {
     "positions": 4096,
     "std": 0.08,
     "embed_std": 1.0,
-    "format": 2,
+    "format": 4,
 }
-SPECIAL = ["<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+SPECIAL = ["<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<think>", "</think>"]
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}"
     "{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}"
+    "{% if thinking is defined %}{{ '<think>' }}{% if not thinking %}{{ '</think>' }}{% endif %}{% endif %}"
+    "{% endif %}"
 )
 
 
@@ -53,7 +56,7 @@ def write_tokenizer(folder):
     vocab = {c: i for i, c in enumerate(byte_alphabet())}
     added = [
         {"id": 256 + i, "content": s, "single_word": False, "lstrip": False,
-         "rstrip": False, "normalized": False, "special": True}
+         "rstrip": False, "normalized": False, "special": "think" not in s}
         for i, s in enumerate(SPECIAL)
     ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -92,11 +95,11 @@ def write_config(folder, vocab):
         {"bos_token_id": 256, "eos_token_id": 257}))
 
 
-def write_weights(folder, vocab):
+def write_weights(folder, vocab, recipe):
     import torch
     from safetensors.torch import save_file
 
-    r = RECIPE
+    r = recipe
     gen = torch.Generator().manual_seed(r["seed"])
 
     def normal(*shape, std=r["std"]):
@@ -117,9 +120,12 @@ def write_weights(folder, vocab):
         w[p + "mlp.down_proj.weight"] = normal(h, r["intermediate"])
     w["model.norm.weight"] = torch.ones(h)
     head = normal(vocab, h)
-    # Greedy text is printable ASCII and never ends early.
+    # Greedy text never ends early, and is printable ASCII unless all bytes are
+    # wanted: then about one in eight is another one.
     head[:32] = 0
-    head[127:] = 0
+    head[127:128] = 0
+    head[128:256] *= recipe["high"]
+    head[256:] = 0
     w["lm_head.weight"] = head
     save_file(w, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -128,15 +134,16 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     stamp = folder / "recipe.json"
-    recipe = json.dumps(RECIPE, sort_keys=True)
-    if stamp.exists() and stamp.read_text() == recipe:
+    recipe = dict(RECIPE, high=0.75 if sys.argv[2:] == ["bytes"] else 0)
+    text = json.dumps(recipe, sort_keys=True)
+    if stamp.exists() and stamp.read_text() == text:
         return
     stamp.unlink(missing_ok=True)
-    vocab = 256 + len(SPECIAL) + 2  # 264: a multiple of 8
+    vocab = 256 + len(SPECIAL)  # 264: a multiple of 8
     write_tokenizer(folder)
     write_config(folder, vocab)
-    write_weights(folder, vocab)
-    stamp.write_text(recipe)
+    write_weights(folder, vocab, recipe)
+    stamp.write_text(text)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ what the connector's rules rest on.
 
     probe.py texts    the two legs by hand give the text of one engine alone
     probe.py golden   writes real exchanges to golden/
+    probe.py ids      token ids in events, and as the prompt of a chat, to golden/ (alone only)
     probe.py refuse   what a prefill leg may not carry, and what is pinned after it
     probe.py free     ways to free prefill's blocks that nobody will read
     probe.py leave    a client that leaves, at each point
@@ -178,6 +179,34 @@ def golden():
     keep("load", PREFILL, "/load")
     keep("kv_event_sources", PREFILL, "/kv_event_sources")
     settle()
+
+
+# ids
+
+
+def ids():
+    """An answer with token ids, and the same answer continued behind its first three tokens."""
+    ask = {"model": MODEL, "max_tokens": 5, "temperature": 0, "stream": True, "return_token_ids": True,
+           "stream_options": {"include_usage": True}}
+    chat = dict(ask, messages=[{"role": "user", "content": "Why?"}])
+    for name, path, body in (("completions", "/v1/completions", dict(ask, prompt="Why?")), ("chat", "/v1/chat/completions", chat)):
+        call = Call(ALONE, path, body)
+        first = [json.loads(e) for e in wire.events(call.body())[:-1]]
+        prompt, out = [], []
+        for event in first:
+            prompt = prompt or event.get("prompt_token_ids") or []
+            for choice in event["choices"]:
+                prompt = prompt or choice.get("prompt_token_ids") or []
+                out += choice.get("token_ids") or []
+        keep(f"{name}_ids_alone", ALONE, path, body, {"X-Request-Id": f"golden-{name}"})
+        more = dict(body, max_tokens=2)
+        if name == "chat":
+            more["messages"] = [{"role": "user", "content": "-"}]
+            more["kv_transfer_params"] = {"prompt_token_ids": prompt + out[:3]}
+        else:
+            more["prompt"] = prompt + out[:3]
+        keep(f"{name}_ids_again_alone", ALONE, path, more, {"X-Request-Id": f"golden-{name}"}, note="continues the answer before")
+    keep("detokenize_alone", ALONE, "/detokenize", {"model": MODEL, "tokens": prompt + out})
 
 
 # refuse
@@ -732,7 +761,7 @@ def poison():
 
 
 if __name__ == "__main__":
-    VERSION = json.loads(wire.get(PREFILL, "/version"))["version"]
     what = sys.argv[1] if len(sys.argv) > 1 else "texts"
-    run = {"texts": texts, "golden": golden, "refuse": refuse, "free": free, "leave": leave, "twice": twice, "poison": poison, "events": kv_events, "push": push}[what]
+    VERSION = json.loads(wire.get(ALONE if what == "ids" else PREFILL, "/version"))["version"]
+    run = {"texts": texts, "golden": golden, "ids": ids, "refuse": refuse, "free": free, "leave": leave, "twice": twice, "poison": poison, "events": kv_events, "push": push}[what]
     sys.exit(1 if run() else 0)

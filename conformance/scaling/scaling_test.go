@@ -186,7 +186,7 @@ func (h *history) write(t *testing.T, folder string) {
 				p.X.To, p.Y.To = max(p.X.To, v[0]), max(p.Y.To, v[1]*1.15)
 			}
 		}
-		p.Axes("seconds", of.y, plot.Count, plot.Count)
+		p.Axes("seconds", of.y, plot.TickCount, plot.TickCount)
 		for i, begin := range h.begins {
 			p.Mark(begin, fmt.Sprintf("%s, %g/s", phases[i].name, phases[i].rate))
 		}

@@ -53,6 +53,14 @@ const (
 	KVEventsStop = core.KVEventsStop
 )
 
+// All connectors, roles, kinds of fault and phases that hang, see package core.
+var (
+	Connectors = core.Connectors
+	Roles      = core.Roles
+	FailKinds  = core.FailKinds
+	HangPhases = core.HangPhases
+)
+
 // New checks the config and builds the engine of its connector; it opens nothing.
 func New(cfg Config) (*Engine, error) {
 	build := func(e *Engine) core.Protocol { return vllm.New(e) }

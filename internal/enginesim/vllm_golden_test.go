@@ -134,6 +134,7 @@ func TestLikeRealEngine(t *testing.T) {
 	}
 	ids := regexp.MustCompile(`"(?:id|remote_request_id)":"([^"]*)"`)
 	params := regexp.MustCompile(`"kv_transfer_params": ?\{[^}]*\}`)
+	idLists := regexp.MustCompile(`"(prompt_token_ids|tokens)": \[[^]]*\]`)
 	for _, name := range []string{
 		"chat_unary", "chat_stream", "completions_unary", "completions_stream", "responses_unary", "responses_stream", "messages_unary", "messages_stream",
 	} {
@@ -162,6 +163,13 @@ func TestLikeRealEngine(t *testing.T) {
 			if name == "refuse_n_2" && !strings.Contains(string(a.body), `"remote_request_id":"1_cmpl-`) {
 				t.Errorf("not the last sample's parameters: %s", a.body)
 			}
+		})
+	}
+	for _, name := range []string{"completions_ids_alone", "completions_ids_again_alone", "chat_ids_alone", "chat_ids_again_alone", "detokenize_alone"} {
+		t.Run(name, func(t *testing.T) {
+			g := readGolden(t, name)
+			body := idLists.ReplaceAllString(g.body, `"$1": [1523,1016]`) // the simulator's vocabulary is another one
+			compare(t, g, send(pd.p, g, body))
 		})
 	}
 	for _, name := range []string{"models", "load", "version"} {

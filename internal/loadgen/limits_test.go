@@ -64,7 +64,7 @@ func TestParseSweep(t *testing.T) {
 	}
 }
 
-// The page shows labels unchanged and loads nothing.
+// The page shows labels unchanged, labels both axes of each plot, and loads nothing.
 func TestHTML(t *testing.T) {
 	limits := Limits{TTFT: 150, ITL: 50, Total: 500}
 	one, two := made(40, func(i int) float64 { return float64(100 + i) }, 10), made(40, flatly(130), 20)
@@ -93,6 +93,12 @@ func TestHTML(t *testing.T) {
 			}
 			if n := strings.Count(b.String(), "<svg"); n != want || n != strings.Count(b.String(), "</svg>") {
 				t.Errorf("%d plots", n)
+			}
+			for _, svg := range strings.Split(b.String(), "<svg")[1:] {
+				across, up := strings.Count(svg, `class="tick" text-anchor="middle"`), strings.Count(svg, `class="tick" text-anchor="end"`)
+				if rows := strings.Contains(svg, `aria-label="Good`); across < 3 || up < 3 && !rows {
+					t.Errorf("%d labels across and %d up in <svg%s", across, up, svg)
+				}
 			}
 		})
 	}

@@ -118,7 +118,7 @@ func (r *Report) GoodPlot() template.HTML {
 	}
 	p := plot.NewRows("Good requests per second", names)
 	p.X.From, p.X.To = 0, max(most*1.15, .01)
-	p.Axes("good requests per second", "", plot.Count, nil)
+	p.Axes("good requests per second", "", plot.TickCount, nil)
 	for i, run := range r.Runs {
 		p.Bar(i, plot.Color(i), run.Goodput, fmt.Sprintf("%.2f (%.0f %% of requests)", run.Goodput, 100*run.GoodRatio))
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html/template"
 	"math"
+	"strconv"
 	"time"
 )
 
@@ -27,6 +28,35 @@ var colors = [...]string{
 // Color returns the color of the i-th curve of a page.
 func Color(i int) string { return colors[i%len(colors)] }
 
+// inkOn returns the color of text on a bar: black or white, the one with more contrast.
+func inkOn(color string) string {
+	if contrast(color, "#000000") > contrast(color, "#ffffff") {
+		return "#000000"
+	}
+	return "#ffffff"
+}
+
+// contrast returns the contrast ratio of two colors, 1 to 21, as WCAG 2.2 defines the ratio.
+func contrast(a, b string) float64 {
+	x, y := luminance(a), luminance(b)
+	return (max(x, y) + .05) / (min(x, y) + .05)
+}
+
+func luminance(color string) float64 {
+	rgb, _ := strconv.ParseUint(color[1:], 16, 32)
+	sum := 0.0
+	for i, weight := range []float64{.0722, .7152, .2126} {
+		v := float64(rgb>>(8*i)&0xff) / 255
+		if v <= .04045 {
+			v /= 12.92
+		} else {
+			v = math.Pow((v+.055)/1.055, 2.4)
+		}
+		sum += weight * v
+	}
+	return sum
+}
+
 // Milliseconds writes a time in milliseconds with about three digits.
 func Milliseconds(ms float64) string {
 	d := time.Duration(ms * float64(time.Millisecond))
@@ -41,17 +71,6 @@ func Milliseconds(ms float64) string {
 		return fmt.Sprintf("%.0f ms", ms)
 	}
 	return fmt.Sprintf("%.1f ms", ms)
-}
-
-// Percent writes a share in whole percent.
-func Percent(v float64) string { return fmt.Sprintf("%.0f %%", 100*v) }
-
-// Count writes a number, thousands with a k.
-func Count(v float64) string {
-	if v >= 10000 {
-		return fmt.Sprintf("%gk", math.Round(v/100)/10)
-	}
-	return fmt.Sprintf("%g", math.Round(v*100)/100)
 }
 
 // Curve is the distribution of one row: its times in milliseconds, in ascending order. A
@@ -82,12 +101,9 @@ func Shares(label, xLabel string, curves []Curve, limit float64) template.HTML {
 		least = 1
 	}
 	p.X.Logarithmic, p.X.From = true, max(least, .1)
-	p.X.To = max(most, p.X.From*1.01, .2)
+	p.X.To = max(most, p.X.From*1.001, .2)
 	p.Y.From, p.Y.To = 0, 1
-	p.Axes(xLabel, "share of requests", Milliseconds, Percent)
-	if limit > p.X.From && limit < p.X.To {
-		p.Mark(limit, "limit "+Milliseconds(limit))
-	}
+	p.Axes(xLabel, "share of requests", TickTime, TickPercent)
 	for i, c := range curves {
 		var line [][2]float64
 		for n := 1; n <= points && len(c.Sorted) > 0; n++ {
@@ -97,6 +113,9 @@ func Shares(label, xLabel string, curves []Curve, limit float64) template.HTML {
 		if line != nil {
 			p.Line(Color(i), c.Name, line)
 		}
+	}
+	if limit > p.X.From && limit < p.X.To {
+		p.Mark(limit, "limit "+Milliseconds(limit))
 	}
 	return p.HTML()
 }
@@ -110,33 +129,15 @@ func Quantile[T cmp.Ordered](sorted []T, q float64) T {
 // Counts draws counts over the time on a logarithmic scale that contains 0.
 func Counts(label, xLabel, yLabel string, curves []Series) template.HTML {
 	p := New(label, 300)
-	most := 1.0
+	p.X.To, p.Y.Zero, p.Y.To = 1e-3, true, 1
 	for _, c := range curves {
 		for _, v := range c.Points {
-			p.X.To, most = max(p.X.To, v[0]), max(most, v[1])
+			p.X.To, p.Y.To = max(p.X.To, v[0]), max(p.Y.To, v[1])
 		}
 	}
-	// The curve shows the number plus 1, because a logarithmic scale has no 0.
-	p.Y.Logarithmic, p.Y.From, p.Y.To = true, 1, most*1.2+1
-	p.X.To = max(p.X.To, 1e-3)
-	p.Axes(xLabel, yLabel, Count, nil)
-	for _, v := range (&Scale{From: 1, To: p.Y.To, Logarithmic: true}).decades(100) {
-		n := v
-		if v == 1 {
-			n = 0
-		}
-		if v == 1 || isPower(v) || most < 50 {
-			p.GridY(n+1, Count(n))
-		}
-	}
+	p.Axes(xLabel, yLabel, TickCount, TickCount)
 	for i, c := range curves {
-		var points [][2]float64
-		for _, v := range c.Points {
-			points = append(points, [2]float64{v[0], v[1] + 1})
-		}
-		p.Line(Color(i), c.Name, points)
+		p.Line(Color(i), c.Name, c.Points)
 	}
 	return p.HTML()
 }
-
-func isPower(v float64) bool { return math.Abs(math.Log10(v)-math.Round(math.Log10(v))) < 1e-9 }

@@ -6,81 +6,23 @@ import (
 	"fmt"
 	"html"
 	"html/template"
-	"math"
 	"strings"
 )
 
 // The size of a plot in its own units, and the margins around its field.
 const (
 	plotWidth  = 960
-	plotLeft   = 64
-	plotRight  = 20
+	plotLeft   = 72
+	plotRight  = 36
 	plotTop    = 14
 	plotBottom = 46
-	rowLeft    = 190 // left margin of a plot with rows
+	rowLeft    = 220 // left margin of a plot with rows
 	rowHeight  = 30
-	rowLetters = 26 // longest name of a row
+	rowGap     = 10 // between a name and the field
+
+	xTicks = 10 // labels of an axis, about
+	yTicks = 7
 )
-
-// Scale maps values to positions.
-type Scale struct {
-	From, To    float64 // values
-	Logarithmic bool
-	start, end  float64 // positions
-}
-
-// At returns the position of a value.
-func (s *Scale) At(v float64) float64 {
-	from, to := s.From, s.To
-	if s.Logarithmic {
-		v, from, to = math.Log(math.Max(v, s.From)), math.Log(from), math.Log(to)
-	}
-	if to <= from {
-		return s.start
-	}
-	return s.start + (v-from)/(to-from)*(s.end-s.start)
-}
-
-// ticks returns round values within the scale: at most about n.
-func (s *Scale) ticks(n int) []float64 {
-	if s.Logarithmic {
-		return s.decades(n)
-	}
-	step := math.Pow(10, math.Floor(math.Log10((s.To-s.From)/float64(n))))
-	for _, f := range []float64{1, 2, 5, 10} {
-		if (s.To-s.From)/(step*f) <= float64(n) {
-			step *= f
-			break
-		}
-	}
-	var ticks []float64
-	for i := math.Ceil(s.From / step); i*step <= s.To*(1+1e-9); i++ {
-		ticks = append(ticks, i*step)
-	}
-	return ticks
-}
-
-// decades returns 1, 2 and 5 of each power of ten, or only the powers where
-// these are too many.
-func (s *Scale) decades(n int) []float64 {
-	var all, powers []float64
-	for p := math.Floor(math.Log10(s.From)); p <= math.Log10(s.To); p++ {
-		for _, f := range []float64{1, 2, 5} {
-			v := f * math.Pow(10, p)
-			if v < s.From*(1-1e-9) || v > s.To*(1+1e-9) {
-				continue
-			}
-			all = append(all, v)
-			if f == 1 {
-				powers = append(powers, v)
-			}
-		}
-	}
-	if len(all) > n {
-		return powers
-	}
-	return all
-}
 
 // Plot is an SVG picture in progress. X and Y must be set before the first drawing that
 // uses them.
@@ -105,26 +47,59 @@ func NewRows(label string, names []string) *Plot {
 	p := New(label, float64(len(names)*rowHeight))
 	p.X.start = rowLeft
 	for i, name := range names {
-		if letters := []rune(name); len(letters) > rowLetters {
-			name = "…" + string(letters[len(letters)-rowLetters+1:])
+		x, y := p.X.start-rowGap, rowMiddle(i)+4
+		short := shorten(name, rowLeft-rowGap)
+		if short == name {
+			p.write(x, y, "end", "name", name)
+			continue
 		}
-		p.write(p.X.start-10, rowMiddle(i)+4, "end", "name", name)
+		fmt.Fprintf(&p.text, `<text class="name" text-anchor="end" x="%.1f" y="%.1f">%s<title>%s</title></text>`, x, y, html.EscapeString(short), html.EscapeString(name))
 	}
 	return p
+}
+
+// shorten replaces the middle of a name by an ellipsis if the name is wider than width.
+func shorten(name string, width float64) string {
+	letters := []rune(name)
+	short := name
+	for n := len(letters) - 1; n > 1 && widthOf(short) > width; n-- {
+		short = string(letters[:n/2]) + "…" + string(letters[len(letters)-(n-n/2):])
+	}
+	return short
+}
+
+// widthOf returns about the width of bold text of 13 units, rather too much.
+func widthOf(text string) float64 {
+	width := 0.0
+	for _, r := range text {
+		switch {
+		case r >= 0x1100 || strings.ContainsRune("mwMW@%", r):
+			width += 13
+		case strings.ContainsRune("ijl.,:;|!' ", r):
+			width += 4.5
+		case r >= 'A' && r <= 'Z':
+			width += 10
+		default:
+			width += 8
+		}
+	}
+	return width
 }
 
 // rowMiddle is the height of the middle of row i.
 func rowMiddle(i int) float64 { return plotTop + float64(i)*rowHeight + rowHeight/2 }
 
-// Axes draws the grid, the ticks and the names of both axes. An axis without a
-// format has no ticks.
+// Axes draws the grid, the ticks and the names of both axes. The scales grow to their first and last ticks,
+// so Axes comes before the values. An axis without a format has no ticks.
 func (p *Plot) Axes(xLabel, yLabel string, xFormat, yFormat func(float64) string) {
 	if yFormat != nil {
-		for _, v := range p.Y.ticks(7) {
-			p.GridY(v, yFormat(v))
+		for _, v := range p.Y.ticks(yTicks) {
+			y := p.Y.At(v)
+			fmt.Fprintf(&p.text, `<line class="grid" x1="%g" x2="%g" y1="%.1f" y2="%.1f"/>`, p.X.start, p.X.end, y, y)
+			p.write(p.X.start-8, y+4, "end", "tick", yFormat(v))
 		}
 	}
-	for _, v := range p.X.ticks(12) {
+	for _, v := range p.X.ticks(xTicks) {
 		x := p.X.At(v)
 		fmt.Fprintf(&p.text, `<line class="grid" x1="%.1f" x2="%.1f" y1="%g" y2="%g"/>`, x, x, p.Y.start, p.Y.end)
 		p.write(x, p.Y.start+18, "middle", "tick", xFormat(v))
@@ -181,7 +156,7 @@ func (p *Plot) Bar(i int, color string, v float64, text string) {
 	y, x := rowMiddle(i), p.X.At(v)
 	fmt.Fprintf(&p.text, `<rect class="bar" fill="%s" x="%g" y="%.1f" width="%.1f" height="%d"/>`, color, p.X.start, y+6-rowHeight/2, max(0, x-p.X.start), rowHeight-12)
 	if x > p.X.start+(p.X.end-p.X.start)/2 {
-		p.write(x-8, y+4, "end", "inside", text)
+		fmt.Fprintf(&p.text, `<text style="fill:%s" text-anchor="end" x="%.1f" y="%.1f">%s</text>`, inkOn(color), x-8, y+4, html.EscapeString(text))
 		return
 	}
 	p.write(x+6, y+4, "start", "value", text)
@@ -191,17 +166,6 @@ func (p *Plot) Bar(i int, color string, v float64, text string) {
 func (p *Plot) Dot(i int, color string, v float64, title string) {
 	fmt.Fprintf(&p.text, `<circle class="dot" fill="%s" cx="%.1f" cy="%.1f" r="5"><title>%s</title></circle>`,
 		color, p.X.At(v), rowMiddle(i), html.EscapeString(title))
-}
-
-// GridY draws a horizontal line of the grid with its label, for axes without ticks of
-// their own. Values outside the field are not drawn.
-func (p *Plot) GridY(v float64, label string) {
-	y := p.Y.At(v)
-	if y < p.Y.end || y > p.Y.start {
-		return
-	}
-	fmt.Fprintf(&p.text, `<line class="grid" x1="%g" x2="%g" y1="%.1f" y2="%.1f"/>`, p.X.start, p.X.end, y, y)
-	p.write(p.X.start-8, y+4, "end", "tick", label)
 }
 
 // Steps draws a curve that keeps each value until the next point.
@@ -220,8 +184,9 @@ func (p *Plot) Steps(color, name string, points [][2]float64) {
 func (p *Plot) HTML() template.HTML { return template.HTML(p.text.String() + "</svg>") }
 
 // File ends the plot. It returns the plot as a complete SVG file that contains the
-// stylesheet.
+// stylesheet. The file has a background, because the page around it may have another color scheme than
+// the browser.
 func (p *Plot) File() string {
 	head, rest, _ := strings.Cut(string(p.HTML()), ">")
-	return strings.Replace(head, "<svg", `<svg xmlns="`+namespace+`"`, 1) + "><style>" + style + "</style>" + rest + "\n"
+	return strings.Replace(head, "<svg", `<svg xmlns="`+namespace+`"`, 1) + "><style>" + style + "svg { background: var(--paper) }\n</style>" + rest + "\n"
 }

@@ -2,7 +2,6 @@ package replay
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -40,30 +39,33 @@ func TestHeldOutTraces(t *testing.T) {
 	}
 }
 
-// TestTables writes the tables of docs/concepts/routing.md: the medians of three seeds.
-// PDPROXY_ROUTING=tables runs it.
-func TestTables(t *testing.T) {
-	if os.Getenv("PDPROXY_ROUTING") != "tables" {
-		t.Skip("250 runs take minutes: make routing-tables")
-	}
-	for _, name := range append([]string{"mooncake"}, heldOutTraces...) {
-		trace := publicTrace(t, name)
-		for _, load := range []float64{0.5, 0.7, 0.9} {
-			fmt.Printf("\n%s, load %.1f:\n\n", name, load)
-			fmt.Println("| policy | TTFT p50 | p95 | p99 | good | hits, of ideal | CV of work |")
-			fmt.Println("| --- | --- | --- | --- | --- | --- | --- |")
-			var rows [][]Row // by policy and seed
-			for _, policy := range compared {
-				var seeds []Row
-				for seed := range uint64(3) {
-					lab := newLab(t, fleetAt(t, "llama70b-h100", load, seed+1), trace)
-					seeds = append(seeds, lab.Run(policy, builtin(t, policy)).Row)
-				}
-				rows = append(rows, seeds)
+// BenchmarkTables writes the tables of docs/concepts/routing.md: the medians of three seeds. It is a
+// benchmark because its 250 replays take minutes.
+func BenchmarkTables(b *testing.B) {
+	for b.Loop() {
+		for _, name := range append([]string{"mooncake"}, heldOutTraces...) {
+			trace := publicTrace(b, name)
+			for _, load := range []float64{0.5, 0.7, 0.9} {
+				fmt.Printf("\n%s, load %.1f:\n\n", name, load)
+				fmt.Println("| policy | TTFT p50 | p95 | p99 | good | hits, of ideal | CV of work |")
+				fmt.Println("| --- | --- | --- | --- | --- | --- | --- |")
+				writeTable(tableRows(b, trace, load), trace.IdealHitRatio)
 			}
-			writeTable(rows, trace.IdealHitRatio)
 		}
 	}
+}
+
+// tableRows returns the results of the compared policies, by policy and seed.
+func tableRows(b *testing.B, trace *Trace, load float64) (rows [][]Row) {
+	for _, policy := range compared {
+		var seeds []Row
+		for seed := range uint64(3) {
+			lab := newLab(b, fleetAt(b, "llama70b-h100", load, seed+1), trace)
+			seeds = append(seeds, lab.Run(policy, builtin(b, policy)).Row)
+		}
+		rows = append(rows, seeds)
+	}
+	return rows
 }
 
 // column is one figure of a table. sign is -1 if a larger figure is better.

@@ -79,7 +79,7 @@ func (r *Report) TTFTPlot() template.HTML {
 func (r *Report) HitPlot() template.HTML {
 	p := r.rowPlot("Hit ratio")
 	p.X.From, p.X.To = 0, max(r.IdealHitRatio*1.15, .01)
-	p.Axes("share of prompt blocks found in the rank's cache", "", plot.Percent, nil)
+	p.Axes("share of prompt blocks found in the rank's cache", "", plot.TickPercent, nil)
 	for i, row := range r.Rows {
 		p.Bar(i, plot.Color(i), row.HitRatio, fmt.Sprintf("%.1f %% (%.0f %% of ideal)", 100*row.HitRatio, 100*r.ofIdeal(row)))
 	}
@@ -96,7 +96,7 @@ func (r *Report) LoadPlot() template.HTML {
 	}
 	margin := max(1, float64(most-least)*.04)
 	p.X.From, p.X.To = max(0, float64(least)-margin), float64(most)+margin
-	p.Axes("uncached blocks computed by each rank", "", plot.Count, nil)
+	p.Axes("uncached blocks computed by each rank", "", plot.TickCount, nil)
 	for i, row := range r.Rows {
 		for rank, n := range row.UncachedBlocks {
 			p.Dot(i, plot.Color(i), float64(n), fmt.Sprintf("%s: instance %d rank %d computed %d blocks for %d requests",

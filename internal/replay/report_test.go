@@ -127,7 +127,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// The page is complete, shows a policy's name unchanged, and loads nothing.
+// The page is complete, shows a policy's name unchanged, labels each axis, and loads nothing.
 func TestHTML(t *testing.T) {
 	for name, reports := range map[string][]*Report{
 		"two policies": {sampleReport(t, "a", `<b>"&`)},
@@ -153,6 +153,9 @@ func TestHTML(t *testing.T) {
 					break
 				}
 				svg, rest, _ = strings.Cut(svg, "</svg>")
+				if n := strings.Count(svg, `class="tick" text-anchor="middle"`); n < 3 {
+					t.Errorf("%d labels on the axis of <svg%s", n, svg)
+				}
 				d := xml.NewDecoder(strings.NewReader("<svg" + svg + "</svg>"))
 				for {
 					if _, err := d.Token(); err == io.EOF {

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 )
 
@@ -31,7 +32,7 @@ type Result struct {
 	Output    string `json:"output"`
 	SDK       string `json:"sdk"`       // import path of the SDK's module, "" for an unknown SDK
 	Version   string `json:"version"`   // the SDK's version, "" for a folder
-	Toolchain string `json:"toolchain"` // "go1.26.8", "tinygo 0.36.0", "rustc 1.90.0", "clang 14.0.6"
+	Toolchain string `json:"toolchain"` // "go1.26.8", "tinygo 0.41.0", "rustc 1.90.0", "clang 14.0.6"
 	SizeBytes int64  `json:"size_bytes"`
 }
 
@@ -150,9 +151,11 @@ func prepareGo(ctx context.Context, dir string, o Options) (*job, error) {
 		if err != nil {
 			return nil, ErrNoTinyGo
 		}
-		if r.Toolchain, err = tinyGoVersion(ctx, dir, path); err != nil {
+		version, err := tinyGoVersion(ctx, dir, path)
+		if err != nil {
 			return nil, err
 		}
+		r.Toolchain = "tinygo " + version
 		return &job{r, func(ctx context.Context, _, output string) error {
 			return tool.compileTinyGo(ctx, path, plugin, output)
 		}}, nil
@@ -202,8 +205,12 @@ func (t *toolchain) compile(ctx context.Context, p *plugin, work, output string)
 	return run(t.command(ctx, nil, append(args, ".")...))
 }
 
-// tinyGoVersion returns "tinygo" and the version of the compiler, which prints
-// "tinygo version 0.36.0 linux/amd64 (using go version go1.24.1 and LLVM version 19.1.2)".
+// oldestTinyGo is the oldest TinyGo 0.x that make test-authors can build and test.
+const oldestTinyGo = 37
+
+// tinyGoVersion returns the version of the compiler, which prints
+// "tinygo version 0.37.0 linux/amd64 (using go version go1.24.0 and LLVM version 19.1.7)". The
+// error of an old compiler is one line.
 func tinyGoVersion(ctx context.Context, dir, path string) (string, error) {
 	line, err := firstLine(ctx, dir, path, "version")
 	if err != nil {
@@ -214,7 +221,13 @@ func tinyGoVersion(ctx context.Context, dir, path string) (string, error) {
 		return "", fmt.Errorf("tinygo version: unknown answer %q", line)
 	}
 	version, _, _ := strings.Cut(rest, " ")
-	return "tinygo " + version, nil
+	if digits, ok := strings.CutPrefix(version, "0."); ok {
+		digits, _, _ = strings.Cut(digits, ".")
+		if minor, err := strconv.Atoi(digits); err == nil && minor < oldestTinyGo {
+			return "", fmt.Errorf("tinygo %s is too old: plugins need TinyGo 0.%d or later", version, oldestTinyGo)
+		}
+	}
+	return version, nil
 }
 
 // compileTinyGo runs tinygo build. Plugins written before reactors register

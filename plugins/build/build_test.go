@@ -322,7 +322,7 @@ func tinyless(t *testing.T) string {
 }
 
 // tinyGoPrints is the answer of tinygo version.
-const tinyGoPrints = "tinygo version 0.36.0 linux/amd64 (using go version go1.24.1 and LLVM version 19.1.2)"
+const tinyGoPrints = "tinygo version 0.37.0 linux/amd64 (using go version go1.24.0 and LLVM version 19.1.7)"
 
 // TestTinyGoCommand runs a stand-in that records its arguments: a main that
 // does something needs _start, an empty one a reactor. Neither has a scheduler.
@@ -358,7 +358,12 @@ func TestTinyGoCommand(t *testing.T) {
 // TestTinyGoVersion: the result names the version of TinyGo.
 func TestTinyGoVersion(t *testing.T) {
 	for name, tt := range map[string]struct{ script, want, wantErr string }{
-		"release": {"echo '" + tinyGoPrints + "'", "tinygo 0.36.0", ""},
+		"release": {"echo '" + tinyGoPrints + "'", "tinygo 0.37.0", ""},
+		"newer":   {"echo 'tinygo version 0.41.1 linux/amd64'", "tinygo 0.41.1", ""},
+		"next":    {"echo 'tinygo version 1.0.0 linux/amd64'", "tinygo 1.0.0", ""},
+		"old":     {"echo 'tinygo version 0.33.0 linux/amd64 (using go version go1.22.5 and LLVM version 16.0.1)'", "", "tinygo 0.33.0 is too old: plugins need TinyGo 0.37 or later"},
+		"older":   {"echo 'tinygo version 0.36.0 linux/amd64'", "", "tinygo 0.36.0 is too old"},
+		"dev":     {"echo 'tinygo version 0.35.0-dev-6e6507bf linux/amd64'", "", "tinygo 0.35.0-dev-6e6507bf is too old"},
 		"other":   {"echo hello", "", `unknown answer "hello"`},
 		"fails":   {"exit 3", "", "exit status 3"},
 	} {

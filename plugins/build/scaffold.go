@@ -176,7 +176,7 @@ func (s *scaffold) addRust(registry bool) {
 func (s *scaffold) addGo(o NewOptions) error {
 	s.Language, s.Needs = "Go", "Go 1.24 or later"
 	if s.TinyGo {
-		s.Needs += ", and TinyGo 0.36 or later (the first release that accepts Go 1.24)"
+		s.Needs += fmt.Sprintf(", and TinyGo 0.%d or later", oldestTinyGo)
 	}
 	s.files["main.go"], s.files["go.mod"] = "go/"+s.Kind+".go", "go/go.mod"
 	if o.Registry {

@@ -11,9 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/internal/dev/usage"
 	"github.com/pdproxy/pdproxy/plugins/budget"
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
@@ -26,16 +25,6 @@ func (w *sinkWriter) WriteHeader(int)             {}
 func (w *sinkWriter) Write(p []byte) (int, error) { return len(p), nil }
 func (w *sinkWriter) FlushError() error           { return nil }
 
-// cpuTime is the CPU time of the process so far.
-func cpuTime(b *testing.B) time.Duration {
-	b.Helper()
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
 // BenchmarkChain measures the cost per request of filters that only read
 // headers, including their last callbacks in the background.
 func BenchmarkChain(b *testing.B) {
@@ -47,11 +36,11 @@ func BenchmarkChain(b *testing.B) {
 		b.Run(bb.name, func(b *testing.B) {
 			serve := readHeaders(b, bb.filters, bb.guarded)
 			b.ReportAllocs()
-			before := cpuTime(b)
+			before := usage.ProcessTime()
 			for b.Loop() {
 				serve()
 			}
-			b.ReportMetric(float64(cpuTime(b)-before)/float64(b.N), "cpu-ns/op")
+			b.ReportMetric(float64(usage.ProcessTime()-before)/float64(b.N), "cpu-ns/op")
 		})
 	}
 }

@@ -46,7 +46,7 @@ const blockTokens = 16
 // reads p, which must not change during the call. An index of -1 for a leg
 // means that no candidate fits.
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
-	f.Scored = true
+	f.Scored, f.Scale = true, abi.LowWins|abi.UnitBlocks
 	return candidates.Legs(f, func(leg candidates.Leg, phase abi.Role) int32 {
 		turn := f.Random
 		if phase == abi.RoleDecode {

@@ -17,7 +17,7 @@ const Needs = abi.NeedBlocks | abi.NeedConversation
 // scores; less is better. A row that could take either leg has the estimate of
 // the second leg.
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
-	f.Scored = true
+	f.Scored, f.Scale = true, abi.LowWins|abi.UnitSeconds
 	if f.Flow == abi.FlowAggregated {
 		s := p.Survey(f, abi.RoleBoth)
 		row, _ := p.Prefill(f, abi.RoleBoth, &s, p.DecodeMicros)

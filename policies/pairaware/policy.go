@@ -50,7 +50,7 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	if f.Flow == abi.FlowAggregated {
 		return p.KV.Place(f)
 	}
-	f.Scored = true
+	f.Scored, f.Scale = true, abi.LowWins|abi.UnitSeconds
 	s := search{p: p, f: f, affine: p.KV.Affine(f), best: abi.PlaceDecision{Prefill: f.Fixed, Decode: -1}, least: math.MaxFloat64, floor: math.MaxFloat64}
 	s.pairs()
 	if f.Fixed >= 0 {

@@ -38,13 +38,22 @@ func Defaults() Params {
 // reads p, which must not change during the call. An index of -1 for a leg
 // means that no candidate fits.
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
-	f.Scored = true
+	f.Scored, f.Scale = true, abi.LowWins
+	unit := abi.Scale(0)
 	return candidates.Legs(f, func(leg candidates.Leg, phase abi.Role) int32 {
 		turn := f.Random
 		if phase == abi.RoleDecode {
 			turn = ^turn
 		}
 		byMatch := p.byMatch(f, leg)
+		next := abi.UnitRequests
+		if byMatch {
+			next = abi.UnitTokens
+		}
+		if f.Scale |= next; unit != 0 && unit != next { // the scores of the two legs have different units
+			f.Scale = abi.LowWins
+		}
+		unit = next
 		return candidates.Cheapest(f.Candidates, leg, turn, func(c *abi.Candidate) float64 {
 			if byMatch {
 				return -float64(c.Matched())

@@ -15,7 +15,10 @@ const Needs = abi.NeedConversation
 // Place is the policy, a pure function of the facts that does not allocate. An
 // index of -1 for a leg means that no candidate fits.
 func Place(f *abi.PlaceFacts) abi.PlaceDecision {
-	f.Scored = true
+	f.Scored, f.Scale = true, abi.LowWins
+	if f.Flow == abi.FlowAggregated { // with two legs, the two scores have different units
+		f.Scale |= abi.UnitTokens
+	}
 	return candidates.Legs(f, func(leg candidates.Leg, phase abi.Role) int32 {
 		return candidates.Cheapest(f.Candidates, leg, f.Sequence, func(c *abi.Candidate) float64 {
 			switch {

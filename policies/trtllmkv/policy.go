@@ -34,7 +34,7 @@ func Defaults() Params {
 // reads p, which must not change during the call. An index of -1 for a leg
 // means that no candidate fits.
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
-	f.Scored = true
+	f.Scored, f.Scale = true, abi.LowWins
 	return candidates.Legs(f, func(leg candidates.Leg, _ abi.Role) int32 {
 		return candidates.Cheapest(f.Candidates, leg, f.Sequence, func(c *abi.Candidate) float64 {
 			return float64(c.Requests)/p.MaxBatchSize - share(c, f.Request.PromptTokens)

@@ -28,6 +28,10 @@ func Handler(o Options) http.Handler {
 	d := newDashboardView(o)
 	mux.Handle("GET /v1/dashboard/events", d.hub)
 	mux.HandleFunc("GET /v1/dashboard/part", d.part)
+	mux.HandleFunc("GET /v1/dashboard/history", func(w http.ResponseWriter, _ *http.Request) {
+		downstream.JSON(w, 200, DashboardHistory{Points: d.history.Points()})
+	})
+	mux.HandleFunc("GET /v1/dashboard/requests", d.requests)
 	mux.HandleFunc("GET "+healthzPath, func(w http.ResponseWriter, _ *http.Request) {
 		downstream.JSON(w, 200, map[string]string{"status": "ok"})
 	})
@@ -36,6 +40,8 @@ func Handler(o Options) http.Handler {
 	mux.HandleFunc("GET /v1/engines", e.list)
 	mux.HandleFunc("POST /v1/engines", e.add)
 	mux.HandleFunc("DELETE /v1/engines/{name}", e.remove)
+	mux.HandleFunc("POST /v1/engines/{name}/drain", e.drain)
+	mux.HandleFunc("DELETE /v1/engines/{name}/drain", e.undrain)
 	mux.HandleFunc("GET /v1/pairs", e.pairs)
 	f := fleetView{o}
 	mux.Handle("GET /metrics", fleetMetricsHandler(o.Gatherer, o.Log))
@@ -105,6 +111,8 @@ var endpoints = []struct {
 	{"GET /dashboard/{file}", "the parts of the page that a browser shows for GET /; need no token"},
 	{"GET /v1/dashboard/events", "a snapshot of everything on that page each second, as server-sent events"},
 	{"GET /v1/dashboard/part", "what this process alone contributes to a snapshot"},
+	{"GET /v1/dashboard/history", "the traffic of the last three hours; older points are further apart"},
+	{"GET /v1/dashboard/requests", "the requests that ran at some time between ?from=SECONDS and &to=SECONDS since the Unix epoch, of the last 4096 of each process"},
 	{"GET /healthz", "200 while the process runs; needs no token"},
 	{"GET /readyz", "200 while a request could be served; needs no token"},
 	{"GET /metrics", "metrics for Prometheus"},
@@ -112,6 +120,8 @@ var endpoints = []struct {
 	{"GET /v1/engines", "engines with their states and loads"},
 	{"POST /v1/engines", "adds an engine: a JSON object with the keys of [[engine]]"},
 	{"DELETE /v1/engines/{name}", "drains an engine and removes it: ?drain=60s"},
+	{"POST /v1/engines/{name}/drain", "drains an engine and keeps it; ?move=true: other engines go on with its streams"},
+	{"DELETE /v1/engines/{name}/drain", "sends requests to a drained engine again"},
 	{"GET /v1/pairs", "pairs of prefill and decode engines"},
 	{"GET /v1/policies", "policies and filters"},
 	{"POST /v1/policies/{name}/reload", "loads a policy or filter again"},

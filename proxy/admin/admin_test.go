@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 // noWorkers makes Handler add the routes of a coordinator.
@@ -43,6 +44,7 @@ func TestNoRoute(t *testing.T) {
 		{"PUT", "/v1/engines", 405, "method_not_allowed", "GET, HEAD, POST"},
 		{"GET", "/v1/drain", 405, "method_not_allowed", "POST"},
 		{"GET", "/v1/engines/x", 405, "method_not_allowed", "DELETE"},
+		{"GET", "/v1/engines/x/drain", 405, "method_not_allowed", "DELETE, POST"},
 		{"OPTIONS", "/metrics", 405, "method_not_allowed", "GET, HEAD"},
 		{"POST", "/dashboard/app.js", 405, "method_not_allowed", "GET, HEAD"},
 	} {
@@ -93,5 +95,30 @@ func TestBadEngine(t *testing.T) {
 	_, err = config.EngineFromJSON([]byte(`[1]`))
 	if got := badEngine(err); !strings.HasPrefix(got.Message, "invalid JSON: want one object") || got.Param != "" {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestDrainRefused: the drain of an unknown engine, or with a bad parameter, is an error.
+func TestDrainRefused(t *testing.T) {
+	mux := Handler(Options{
+		Registry: engine.New(engine.Options{}), Gatherer: prometheus.NewRegistry(), Ready: func(http.ResponseWriter, *http.Request) {}, Log: slog.New(slog.DiscardHandler),
+	})
+	for _, tt := range []struct {
+		method, path string
+		status       int
+		code, param  string
+	}{
+		{"POST", "/v1/engines/x/drain", 404, "unknown_engine", "name"},
+		{"POST", "/v1/engines/x/drain?move=true", 404, "unknown_engine", "name"},
+		{"POST", "/v1/engines/x/drain?move=1", 400, "bad_value", "move"},
+		{"DELETE", "/v1/engines/x/drain", 404, "unknown_engine", "name"},
+		{"DELETE", "/v1/engines/x?drain=-1s", 400, "bad_value", "drain"},
+	} {
+		answer := httptest.NewRecorder()
+		mux.ServeHTTP(answer, httptest.NewRequest(tt.method, tt.path, nil))
+		var body struct{ Error struct{ Code, Param string } }
+		if err := json.Unmarshal(answer.Body.Bytes(), &body); err != nil || answer.Code != tt.status || body.Error.Code != tt.code || body.Error.Param != tt.param {
+			t.Errorf("%s %s: %d %s, %v", tt.method, tt.path, answer.Code, answer.Body, err)
+		}
 	}
 }

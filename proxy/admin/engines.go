@@ -158,7 +158,37 @@ func (e engines) remove(w http.ResponseWriter, r *http.Request) {
 		}
 		drain = d
 	}
-	if err := e.o.Registry.Remove(r.PathValue("name"), drain); err != nil {
+	answerDrain(w, r, 202, "draining", e.o.Registry.Remove(r.PathValue("name"), drain))
+}
+
+// drain answers POST /v1/engines/{name}/drain. A fleet's workers learn of it from the registry.
+func (e engines) drain(w http.ResponseWriter, r *http.Request) {
+	move := false
+	if v := r.URL.Query().Get("move"); v != "" {
+		if move = v == "true"; !move && v != "false" {
+			downstream.Error(w, openai.NewFieldError(openai.CodeBadValue, "move", "move is true or false"))
+			return
+		}
+	}
+	answerDrain(w, r, 200, "draining", e.o.Registry.Drain(r.PathValue("name"), move))
+}
+
+// undrain answers DELETE /v1/engines/{name}/drain.
+func (e engines) undrain(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	err := e.o.Registry.Undrain(name)
+	state := engine.Draining.String() // another request has removed the engine
+	if i := e.o.Registry.Snapshot().Instance(name); i != nil {
+		state = i.Shown()
+	}
+	answerDrain(w, r, 200, state, err)
+}
+
+// answerDrain answers with the new state of the engine, or with the error of a registry that does
+// not have it.
+func answerDrain(w http.ResponseWriter, r *http.Request, status int, state string, err error) {
+	name := r.PathValue("name")
+	if err != nil {
 		status := 400
 		if errors.Is(err, engine.ErrUnknown) {
 			status = 404
@@ -166,7 +196,7 @@ func (e engines) remove(w http.ResponseWriter, r *http.Request) {
 		downstream.Error(w, &openai.Error{Status: status, Code: openai.CodeUnknownEngine, Param: "name", Message: err.Error()})
 		return
 	}
-	downstream.JSON(w, 202, map[string]string{"name": r.PathValue("name"), "state": "draining"})
+	downstream.JSON(w, status, map[string]string{"name": name, "state": state})
 }
 
 func (e engines) pairs(w http.ResponseWriter, _ *http.Request) {

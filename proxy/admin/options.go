@@ -33,7 +33,9 @@ type Options struct {
 	Waiting   func() int        // returns how many requests of Running wait for a place or for an engine
 	Knowledge coordinator.State // its fields are nil in a worker
 	Version   string
-	Unwatch   <-chan struct{} // closed when viewers must leave; nil: never
+	// Unwatch is closed when viewers must leave. Until then, the process records the history of the
+	// traffic. nil: the process has no admin address, and records nothing.
+	Unwatch <-chan struct{}
 
 	Log *slog.Logger
 }

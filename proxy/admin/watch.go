@@ -5,9 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,14 +21,19 @@ import (
 type dashboardView struct {
 	fleetView
 	process string // identifies this process among those of a fleet
+	began   time.Time
 	hub     *dashboard.Hub
+	history *dashboard.History
 }
 
 func newDashboardView(o Options) *dashboardView {
-	d := &dashboardView{fleetView: fleetView{o}, process: rand.Text()}
+	d := &dashboardView{fleetView: fleetView{o}, process: rand.Text(), began: time.Now(), history: dashboard.NewHistory()}
 	d.hub = &dashboard.Hub{
-		Begin: func() dashboard.Snapshots { return (&watch{view: d, next: make(map[string]position)}).snapshot },
+		Begin: func() dashboard.Snapshots { return (&watch{collector: newCollector(d, false)}).snapshot },
 		End:   o.Unwatch,
+	}
+	if o.Unwatch != nil {
+		d.record(o.Unwatch)
 	}
 	return d
 }
@@ -46,20 +49,16 @@ type DashboardPart struct {
 	Policies []PolicyRow      `json:"policies"`
 }
 
-// The path of a part, and its query parameter.
+// The path of a part, and its query parameters.
 const (
-	partPath  = "/v1/dashboard/part"
-	partAfter = "after"
+	partPath    = "/v1/dashboard/part"
+	partAfter   = "after"
+	partTraffic = "traffic"
 )
 
-// position is where the reader of a process's Recent continues.
-type position struct {
-	next uint64
-	seen time.Time // when the process answered last
-}
-
 // part answers GET /v1/dashboard/part. Each query parameter after is the Process and the
-// Recent.Next of an earlier part, with a point between them.
+// Recent.Next of an earlier part, with a point between them. With traffic=true, the lists of requests
+// and policies are empty.
 func (d *dashboardView) part(w http.ResponseWriter, r *http.Request) {
 	var after uint64
 	for _, position := range r.URL.Query()[partAfter] {
@@ -67,38 +66,19 @@ func (d *dashboardView) part(w http.ResponseWriter, r *http.Request) {
 			after, _ = strconv.ParseUint(next, 10, 64) // 0 after an error: all
 		}
 	}
-	downstream.JSON(w, 200, d.own(after))
+	downstream.JSON(w, 200, d.own(after, r.URL.Query().Get(partTraffic) == "true"))
 }
 
-// own returns the part of this process.
-func (d *dashboardView) own(after uint64) DashboardPart {
+// own returns the part of this process. traffic: without requests and policies.
+func (d *dashboardView) own(after uint64, traffic bool) DashboardPart {
 	waiting := d.o.Waiting()
-	return DashboardPart{
-		Process: d.process, Running: max(0, d.o.Running.Len()-waiting), Waiting: waiting,
-		Totals: d.o.Metrics.Totals(), Recent: d.o.Ended.Recent(after), Policies: d.o.Policies.List(),
+	p := DashboardPart{Process: d.process, Running: max(0, d.o.Running.Len()-waiting), Waiting: waiting, Totals: d.o.Metrics.Totals()}
+	if traffic {
+		p.Recent, p.Policies = journal.NoRecent(), []PolicyRow{}
+	} else {
+		p.Recent, p.Policies = d.o.Ended.Recent(after), d.o.Policies.List()
 	}
-}
-
-// parts returns the parts of this process and of its workers. next has the positions by
-// process.
-func (d *dashboardView) parts(ctx context.Context, next map[string]position) (list []DashboardPart, silent int) {
-	list = []DashboardPart{d.own(next[d.process].next)}
-	if d.o.Workers == nil {
-		return list, 0
-	}
-	query := make(url.Values)
-	for process, p := range next {
-		query.Add(partAfter, fmt.Sprintf("%s.%d", process, p.next))
-	}
-	for _, a := range d.o.Workers.Each(ctx, http.MethodGet, partPath+"?"+query.Encode(), nil) {
-		var p DashboardPart
-		if a.Err != nil || a.Status != http.StatusOK || json.Unmarshal(a.Body, &p) != nil {
-			silent++
-			continue
-		}
-		list = append(list, p)
-	}
-	return list, silent
+	return p
 }
 
 // Limits of the lists of a Snapshot.
@@ -125,15 +105,28 @@ type Snapshot struct {
 	MorePair int                `json:"more_pairs"` // how many pairs the list leaves out
 	KV       SnapshotKV         `json:"kv"`
 	Policies []SnapshotPolicy   `json:"policies"`
+	Streams  SnapshotStreams    `json:"streams"`
 	Troubled []journal.EndedRow `json:"troubled"` // the newest first, as Latest
 	Latest   []journal.EndedRow `json:"latest"`
 }
 
+// SnapshotStreams counts the streams that broke off, since the start of the processes.
+type SnapshotStreams struct {
+	Broken        float64            `json:"broken"`        // that ended in an error event
+	Continuations map[string]float64 `json:"continuations"` // as pdproxy_continuations_total, by result
+}
+
+// add adds the streams of a process.
+func (s *SnapshotStreams) add(t telemetry.Totals) {
+	s.Broken += t.Broken
+	for result, n := range t.Continuations {
+		s.Continuations[result] += n
+	}
+}
+
 // watch takes the snapshots while somebody watches. One goroutine uses it.
 type watch struct {
-	view             *dashboardView
-	meter            dashboard.Meter
-	next             map[string]position // by process
+	*collector
 	latest, troubled []journal.EndedRow
 	prompts          []promptSample // of the last promptWindow; oldest first
 }
@@ -146,28 +139,23 @@ type promptSample struct {
 
 // snapshot is a dashboard.Snapshots.
 func (w *watch) snapshot(ctx context.Context) []byte {
-	parts, silent := w.view.parts(ctx, w.next)
-	now := time.Now()
-	s := Snapshot{Time: float64(now.UnixMilli()) / 1e3, Version: w.view.o.Version, Silent: silent}
+	now, parts, silent, gauges := w.collect(ctx)
+	s := Snapshot{Time: float64(now.UnixMilli()) / 1e3, Version: w.view.o.Version, Silent: silent, Streams: SnapshotStreams{Continuations: make(map[string]float64)}}
 	if w.view.o.Workers != nil {
 		workers := len(parts) - 1 + silent
 		s.Workers = &workers
 	}
 	prompts := make(map[string]journal.PromptTokens)
 	policies := []PolicyRow{}
-	running, waiting := 0, 0
 	for _, p := range parts {
-		w.next[p.Process] = position{p.Recent.Next, now}
-		w.meter.Report(p.Process, p.Totals)
-		running, waiting = running+p.Running, waiting+p.Waiting
+		s.Streams.add(p.Totals)
 		policies = sumPolicies(policies, p.Policies)
 		w.latest = append(w.latest, p.Recent.Latest...)
 		w.troubled = append(w.troubled, p.Recent.Troubled...)
 		addPrompts(prompts, p.Recent.Prompts)
 	}
-	w.forget(now)
-	s.Traffic = w.meter.Traffic(now)
-	s.Traffic.Running, s.Traffic.Waiting = running, waiting
+	s.Traffic, _ = w.meter.Traffic()
+	s.Traffic.Gauges = gauges
 	w.latest, w.troubled = newest(w.latest, maxLatest, nil), newest(w.troubled, maxTroubled, make(journal.Troubles))
 	s.Latest, s.Troubled = w.latest, w.troubled
 	s.Engines = w.view.engines(now, w.hits(now, prompts))
@@ -180,16 +168,6 @@ func (w *watch) snapshot(ctx context.Context) []byte {
 		return []byte("{}")
 	}
 	return text
-}
-
-// forget drops the processes that have not answered for promptWindow.
-func (w *watch) forget(now time.Time) {
-	for process, p := range w.next {
-		if now.Sub(p.seen) > promptWindow {
-			delete(w.next, process)
-			w.meter.Forget(process)
-		}
-	}
 }
 
 // hits adds the prompts of now and returns those of the last promptWindow.

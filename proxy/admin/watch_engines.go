@@ -24,8 +24,11 @@ type SnapshotEngine struct {
 	Model     string  `json:"model"`
 	// Prompts are the prompts that the engine computed lately.
 	Prompts journal.PromptTokens `json:"prompts"`
-	// Distrust is the likely reason why the cached tokens that the engine reports disagree
-	// with the KV index; "" if they agree.
+	// Index is the result of comparing the cached tokens that the engine reports with the KV index:
+	// agrees, disagrees, unchecked (no request could be compared), engine_down (the engine does not
+	// answer probes, so nothing is known about its blocks), or "" without an index.
+	Index string `json:"index"`
+	// Distrust is the likely reason if the two disagree, else "".
 	Distrust string         `json:"distrust"`
 	Ranks    []SnapshotRank `json:"ranks"`
 }
@@ -39,23 +42,23 @@ type SnapshotRank struct {
 	QueueMS  float64 `json:"queue_ms"`
 	Running  *int32  `json:"running"`
 	Waiting  *int32  `json:"waiting"`
-	// Usage is the share of KV memory in use, 0 to 1; 0: unknown.
-	Usage  float32 `json:"kv_usage"`
-	Blocks int     `json:"kv_blocks"` // in the KV index
+	// Usage is the share of KV memory in use, 0 to 1; nil without a recent report.
+	Usage  *float32 `json:"kv_usage"`
+	Blocks int      `json:"kv_blocks"` // in the KV index
 }
 
 // SnapshotPair is a prefill and a decode engine that have been used together, with the worst
 // state of their ranks.
 type SnapshotPair struct {
-	Prefill   string `json:"prefill"`
-	Decode    string `json:"decode"`
-	State     string `json:"state"`
-	Refused   string `json:"refused,omitempty"`
-	Failures  int    `json:"failures"`
-	LastError string `json:"last_error"`
-	// Means of the ranks with a measurement, in µs per prompt token and in µs; 0: none.
-	TransferMicros float32 `json:"transfer_micros"`
-	HandoverMicros float32 `json:"handover_micros"`
+	Prefill string `json:"prefill"`
+	Decode  string `json:"decode"`
+	State   string `json:"state"`
+	// Refused and Unavailable are those of engine.PairRow.
+	Refused          string `json:"refused,omitempty"`
+	Unavailable      string `json:"unavailable,omitempty"`
+	Failures         int    `json:"failures"`
+	LastError        string `json:"last_error"`
+	engine.PairSpeed        // the samples of all ranks, and the means of their speeds
 }
 
 // SnapshotKV is the state of the KV index. All fields are 0 in a process without an index.
@@ -70,12 +73,10 @@ var circuitNames = map[circuit.State]string{circuit.Closed: "closed", circuit.Ha
 // engines returns the engines by name. While an engine drains, a new one may have its name;
 // the list has both.
 func (d *dashboardView) engines(now time.Time, hits map[string]journal.PromptTokens) []SnapshotEngine {
-	distrust := make(map[string]string)
+	verdicts := make(map[string]indexcheck.Verdict)
 	if d.o.Knowledge.Trust != nil {
 		for _, v := range d.o.Knowledge.Trust.Verdicts() {
-			if v.Reason != indexcheck.Agrees {
-				distrust[v.Engine] = v.Reason.String()
-			}
+			verdicts[v.Engine] = v
 		}
 	}
 	instances := d.o.Registry.Snapshot().Instances
@@ -84,7 +85,10 @@ func (d *dashboardView) engines(now time.Time, hits map[string]journal.PromptTok
 		row := SnapshotEngine{
 			Name: i.Spec.Name, Role: i.Role.String(), State: i.Shown(), Since: float64(i.Since().UnixMilli()) / 1e3,
 			Circuit: circuitNames[i.Breaker.Circuit(now)], Failures: i.Breaker.Failures(), Restarts: i.Restarts(),
-			Connector: i.Spec.Connector, Model: strings.Join(i.Models(), ","), Prompts: hits[i.Spec.Name], Distrust: distrust[i.Spec.Name],
+			Connector: i.Spec.Connector, Model: strings.Join(i.Models(), ","), Prompts: hits[i.Spec.Name],
+		}
+		if d.o.Knowledge.Trust != nil {
+			row.Index, row.Distrust = compared(i, verdicts[i.Spec.Name])
 		}
 		for rank := range i.Load {
 			row.Ranks = append(row.Ranks, d.rank(i, rank, now))
@@ -95,13 +99,26 @@ func (d *dashboardView) engines(now time.Time, hits map[string]journal.PromptTok
 	return rows
 }
 
+// compared returns Index and Distrust of an engine with this verdict.
+func compared(i *engine.Instance, v indexcheck.Verdict) (index, distrust string) {
+	switch {
+	case !i.Answers():
+		return "engine_down", ""
+	case v.Reason != indexcheck.Agrees:
+		return "disagrees", v.Reason.String()
+	case v.Requests == 0:
+		return "unchecked", ""
+	}
+	return "agrees", ""
+}
+
 func (d *dashboardView) rank(i *engine.Instance, rank int, now time.Time) SnapshotRank {
 	v := i.Load[rank].View(now)
 	row := SnapshotRank{
-		Requests: v.Requests, Tokens: v.Tokens, Queued: v.Queued, QueueMS: float64(v.Queued) * float64(v.PrefillMicros) / 1e3, Usage: v.Usage,
+		Requests: v.Requests, Tokens: v.Tokens, Queued: v.Queued, QueueMS: float64(v.Queued) * float64(v.PrefillMicros) / 1e3,
 	}
 	if report, ok := i.Load[rank].Reported(); ok && report.Counts(now) {
-		row.Running, row.Waiting = &report.Running, &report.Waiting
+		row.Running, row.Waiting, row.Usage = &report.Running, &report.Waiting, &report.Usage
 	}
 	if d.o.Knowledge.Index != nil && rank < len(i.KV) {
 		row.Blocks = d.o.Knowledge.Index.Held(i.KV[rank])
@@ -129,18 +146,27 @@ func (d *dashboardView) pairs() (list []SnapshotPair, more int) {
 		if slices.Index(pairStates, p.State) > slices.Index(pairStates, row.State) {
 			row.State = p.State
 		}
-		row.Refused, row.LastError = max(row.Refused, p.Refused), max(row.LastError, p.LastError)
-		row.Failures += p.Failures
-		if p.TransferMicros > 0 {
+		row.Refused, row.Unavailable, row.LastError = max(row.Refused, p.Refused), max(row.Unavailable, p.Unavailable), max(row.LastError, p.LastError)
+		row.Failures, row.Samples = row.Failures+p.Failures, row.Samples+p.Samples
+		if p.Bandwidth != nil {
 			measured[n]++
-			row.TransferMicros += (p.TransferMicros - row.TransferMicros) / float32(measured[n])
-			row.HandoverMicros += (p.HandoverMicros - row.HandoverMicros) / float32(measured[n])
+			row.Bandwidth, row.SetUpMS = mean(row.Bandwidth, p.Bandwidth, measured[n]), mean(row.SetUpMS, p.SetUpMS, measured[n])
+			row.AtLeast = row.AtLeast || p.AtLeast
 		}
 	}
 	if len(list) > maxPairs {
 		return list[:maxPairs], len(list) - maxPairs
 	}
 	return list, 0
+}
+
+// mean returns the mean of n values: the n-th one, and the others, whose mean is before.
+func mean(before, value *float64, n int) *float64 {
+	if before == nil {
+		return value
+	}
+	m := *before + (*value-*before)/float64(n)
+	return &m
 }
 
 func (d *dashboardView) kv() SnapshotKV {

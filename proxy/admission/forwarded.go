@@ -19,17 +19,20 @@ func (p Proxies) Client(r *http.Request) string {
 	if c, _ := r.Context().Value(clientKey{}).(*client); c != nil {
 		return c.name
 	}
+	return networkOf(p.Address(r))
+}
+
+// Address returns the address of the client of r, without a port. If the peer is a trusted proxy, the
+// address is that of X-Forwarded-For.
+func (p Proxies) Address(r *http.Request) string {
 	if len(p) > 0 {
 		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && p.contains(peer.Addr()) {
-			return networkOf(p.forwarded(peer.Addr(), r.Header["X-Forwarded-For"]).String())
+			return p.forwarded(peer.Addr(), r.Header["X-Forwarded-For"]).String()
 		}
 	}
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
 		return r.RemoteAddr
-	}
-	if strings.Contains(host, ":") {
-		return networkOf(host)
 	}
 	return host
 }
@@ -65,6 +68,9 @@ func (p Proxies) forwarded(peer netip.Addr, lines []string) (client netip.Addr) 
 // networkOf returns the /64 network of an IPv6 address. An IPv4-mapped address stays one
 // address.
 func networkOf(host string) string {
+	if !strings.Contains(host, ":") { // an IPv4 address has only one form
+		return host
+	}
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
 		return host

@@ -37,6 +37,12 @@ func TestForwardedClient(t *testing.T) {
 			t.Errorf("%s: without trusted proxies %q", tt.name, Proxies(nil).Client(r))
 		}
 	}
+	for peer, want := range map[string]string{"192.0.2.1:1": "192.0.2.1", "[2001:db8::7]:1": "2001:db8::7", "10.0.0.1:1": "2001:db8:1:2::9", "pipe": "pipe", "": ""} {
+		r := &http.Request{RemoteAddr: peer, Header: http.Header{"X-Forwarded-For": {"[2001:db8:1:2::9]:80"}}}
+		if got := proxies.Address(r); got != want {
+			t.Errorf("%q: address %q, want %q", peer, got, want)
+		}
+	}
 	k, err := ParseKeys([]byte(lineOf("team-a", "k")))
 	if err != nil {
 		t.Fatal(err)

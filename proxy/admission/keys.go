@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"strings"
 	"unicode/utf8"
@@ -48,15 +49,9 @@ type Tokens interface {
 // attribute, never the content of a line.
 func ParseKeys(text []byte, tenants ...config.Tenant) (*Keys, error) {
 	k, all := &Keys{}, newTenants(tenants)
-	n := 0
 	var malformed []int // numbers of lines
 	var wrong error     // of the first line that is wrong in another way
-	for line := range strings.Lines(string(text)) {
-		n++
-		words := strings.Fields(line)
-		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
-			continue
-		}
+	for n, words := range keyLines(text) {
 		var sum []byte
 		err := hex.ErrLength
 		if len(words) > 1 {
@@ -90,6 +85,20 @@ func ParseKeys(text []byte, tenants ...config.Tenant) (*Keys, error) {
 		return nil, err
 	}
 	return k, nil
+}
+
+// keyLines yields the number and the words of each line that is neither empty nor a comment.
+func keyLines(text []byte) iter.Seq2[int, []string] {
+	return func(yield func(int, []string) bool) {
+		n := 0
+		for line := range strings.Lines(string(text)) {
+			n++
+			words := strings.Fields(line)
+			if len(words) > 0 && !strings.HasPrefix(words[0], "#") && !yield(n, words) {
+				return
+			}
+		}
+	}
 }
 
 // maxNamed is the largest number of lines that an error names.

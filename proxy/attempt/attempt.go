@@ -136,6 +136,9 @@ type Outcome struct {
 	Needs     Need
 	Placement *coordinator.Placement
 	Engines   []*engine.Instance // for NeedsServing
+	// Broken: the client's stream has broken off with Err. The caller continues the stream, or ends
+	// it by Env.EndBroken. nil: it has not.
+	Broken *Broken
 }
 
 // Need is what an attempt needs to go on.
@@ -159,7 +162,8 @@ func Run(env *Env, p *coordinator.Placement) (o Outcome) {
 			conn: env.Connector(p.Decode.Spec.Connector),
 			c: connector.Attempt{
 				Request: env.Request, ID: p.ID, LegID: env.LegID(),
-				Prefill: p.Prefill, Decode: p.Decode, Trust: env.Config.Server.TrustPDFields || env.Route.Restricted && env.Route.CallerCoordinates(),
+				PromptIDs: env.PromptIDs,
+				Prefill:   p.Prefill, Decode: p.Decode, Trust: env.Config.Server.TrustPDFields || env.Route.Restricted && env.Route.CallerCoordinates(),
 			},
 		}
 	}
@@ -177,6 +181,7 @@ func Run(env *Env, p *coordinator.Placement) (o Outcome) {
 		o.Err = a.goOn(p)
 	}
 	o.Needs, o.Placement = a.needs, a.p
+	o.Broken, env.broken = env.broken, nil
 	if a.needs == NeedsServing {
 		o.Engines = a.observation.head.Engines
 	}

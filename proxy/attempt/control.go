@@ -101,10 +101,19 @@ func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
 // the engine whose KV the leg needs. Evict gives the leg up only if a retry on another engine
 // is possible, and takes that retry from the budget. If there is no other engine, or the tries
 // or the budget are used up, the leg waits until the engine responds again, unless that is too
-// late for prefill's blocks (expired).
+// late for prefill's blocks (expired). The leg of an open stream is given up only if another engine
+// can continue the stream. For engine.Moving, the engine responds: see move.
 func (l *leg) Evict(unresponsive any) bool {
+	if m, ok := unresponsive.(*engine.Moving); ok {
+		return l.move(m)
+	}
 	a, from, phase := l.attempt, l.target, l.Phase
 	retry := &a.env.Config.Retry
+	if phase == abi.Decode && a.env.Kept.opened() {
+		l.reserved = unresponsive == from.Instance && a.env.Kept.movable() && !a.env.Registry.Snapshot().Peer(from, phase, nil).IsZero() &&
+			(!a.env.Kept.Continued() || a.env.Budget.Allow(time.Now(), retry.Budget, retry.MinBudget))
+		return l.reserved
+	}
 	switch {
 	case unresponsive == from.Instance:
 	case unresponsive == a.p.Prefill.Instance && l.fetches():
@@ -118,12 +127,47 @@ func (l *leg) Evict(unresponsive any) bool {
 	if a.env.Route.Fixes(from.Instance) {
 		return l.expired(unresponsive) // the caller has chosen the engine
 	}
-	if l.try >= retry.Attempts || a.env.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
+	if l.try-a.env.before[phase] >= retry.Attempts || a.env.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
 		return l.expired(unresponsive)
 	}
 	l.reserved = a.env.Budget.Allow(time.Now(), retry.Budget, retry.MinBudget)
 	l.starved = l.reserved && from != l.target
 	return l.reserved || l.expired(unresponsive)
+}
+
+// move decides whether the open stream of the leg moves to another engine now, because its own
+// engine drains or leaves. A stream that no other engine can surely take stays. The retry that
+// follows is not taken from the budget, because no engine is at fault.
+func (l *leg) move(m *engine.Moving) bool {
+	if m.Left == 0 || l.Phase != abi.Decode || m.Instance != l.target.Instance || !l.attempt.env.Kept.tailed() {
+		return false
+	}
+	if r := l.attempt.env.Route; r.Restricted && (r.CallerCoordinates() || r.Fixes(m.Instance)) || !l.othersTake() {
+		return false
+	}
+	m.Left--
+	l.moved, l.reserved = true, true
+	return true
+}
+
+// othersTake reports whether other engines can take the stream of the leg: there is a prefill
+// engine if the leg has one, and a decode engine in which, as far as is known, no request waits. An
+// engine that reports its load thus gets only as many streams between two reports as it has room for.
+func (l *leg) othersTake() bool {
+	known, now := l.attempt.env.Registry.Snapshot(), time.Now()
+	if p := l.attempt.p.Prefill; !p.IsZero() && p.State() != engine.Ready && known.Peer(p, abi.Prefill, nil).IsZero() {
+		return false
+	}
+	for tried := []engine.Target{l.target}; ; {
+		t := known.Peer(l.target, abi.Decode, tried)
+		if t.IsZero() {
+			return false
+		}
+		if waiting, _, _ := t.Load[t.Rank].Waiting(now); waiting == 0 && takesKV(t, now, false) {
+			return true
+		}
+		tried = append(tried, t)
+	}
 }
 
 // fetches reports whether the leg may be waiting for prefill's KV. An answer that is no stream shows

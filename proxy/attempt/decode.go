@@ -46,6 +46,8 @@ func (a *attempt) answerLeg(ctx context.Context) error {
 		return a.legEnded(ctx, l, err)
 	case env.Request.Stream && isStream(resp):
 		err = a.relayStream(ctx, l, resp)
+	case env.Client.Begun():
+		err = l.failedBy("bad_answer", 502, nil)
 	default:
 		err = a.relayWhole(ctx, l, resp)
 	}
@@ -64,6 +66,7 @@ func (a *attempt) shapeAnswer(shaped *connector.Leg) error {
 	if err != nil {
 		return err
 	}
+	a.c.ReturnIDs = a.env.Kept != nil
 	switch {
 	case a.concurrent:
 		*shaped, err = a.conn.Decode(&a.c, nil, body)
@@ -72,6 +75,7 @@ func (a *attempt) shapeAnswer(shaped *connector.Leg) error {
 	default:
 		*shaped, err = a.conn.Aggregated(&a.c, body)
 	}
+	a.c.ReturnIDs = false
 	if err != nil {
 		return err
 	}
@@ -91,7 +95,7 @@ func (a *attempt) shapeAnswer(shaped *connector.Leg) error {
 // legBody owns the memory.
 func (a *attempt) answerBody() (b []byte, err error) {
 	if a.legBody == nil {
-		if a.legBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + legSlack); err != nil {
+		if a.legBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + len(a.env.PromptIDs) + legSlack); err != nil {
 			return nil, err
 		}
 	}

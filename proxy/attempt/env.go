@@ -45,6 +45,9 @@ type Env struct {
 	Key     string                // name of the client's API key; "" without keys
 	WarmUp  bool                  // no client sent the request
 	Gateway Gateway               // sends the request instead of this process; nil: this process sends the legs
+	Kept    *Kept                 // of the stream that answers, so that it can be continued; nil: nothing is kept
+	// PromptIDs is that of connector.Attempt.
+	PromptIDs []byte
 	// Answering is called before an answer that is no stream is sent, when its usage is
 	// known; nil: none.
 	Answering func()
@@ -54,11 +57,16 @@ type Env struct {
 	encoded bool                // no encode leg is needed any more
 	pulled  bool                // an attempt has looked for the retained KV of the previous turn
 	waiting *attempt            // waits for another placement; nil: none
+	before  [abi.Encode + 1]int // tries before the stream broke off
+	broken  *Broken             // by the running attempt; nil: not
 	legs    legs
 }
 
-// Tries returns how many legs of a phase have been sent for the request.
-func (env *Env) Tries(phase abi.Phase) int { return env.tries[phase] }
+// Tries returns how many legs of a phase have been sent for the request, or since Resume.
+func (env *Env) Tries(phase abi.Phase) int { return env.tries[phase] - env.before[phase] }
+
+// Resume begins to count the tries anew, for the legs that continue a stream.
+func (env *Env) Resume() { env.before = env.tries }
 
 // Reached reports whether a leg may have reached an engine.
 func (env *Env) Reached() bool { return env.reached }
@@ -96,6 +104,7 @@ func (env *Env) ReleaseBody() {
 	if env.Prompt.Used {
 		env.Prompt.DropTokenIDs()
 	}
+	env.PromptIDs = nil
 	env.Client.ReleaseBody()
 }
 

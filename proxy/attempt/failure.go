@@ -49,7 +49,8 @@ type Error struct {
 	Unresponsive engine.Target // stopped responding: the leg's engine, or the one that has the leg's KV; zero: none
 	elapsed      time.Duration
 	exempt       bool // the engine is not at fault; its breaker does not count the failure
-	Reserved     bool // the retry budget has reserved a retry for this failure
+	Reserved     bool // a retry after this failure needs nothing from the retry budget
+	Moved        bool // the proxy has ended the leg, because the engine drains: nothing has failed
 	err          error
 }
 
@@ -70,6 +71,34 @@ func (e *Error) Error() string {
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.err }
+
+// causes are the texts of failures without an error of their own, by reason.
+var causes = map[string]string{
+	"aborted":        errAborted.Error(),
+	"bad_answer":     "the answer has another form than the request",
+	"drained":        "the engine drains, and the proxy moved the stream",
+	"empty_answer":   "the engine ended the answer without content",
+	"error_answer":   errErrorEvent.Error(),
+	"error_event":    errErrorEvent.Error(),
+	"no_end":         errNoEnd.Error(),
+	"other_endpoint": "the gateway sent the request to another engine",
+	"other_prompt":   "the engine computed another prompt than the engine before",
+	"timeout":        "the answer did not begin in time",
+}
+
+// cause returns what the log says about the failure, for explain.
+func (e *Error) cause() string {
+	if e.err != nil {
+		return e.err.Error()
+	}
+	if text, known := causes[e.Reason]; known {
+		return text
+	}
+	if e.Status != 0 {
+		return fmt.Sprintf("the engine answered with status %d", e.Status)
+	}
+	return ""
+}
 
 // Public returns the error that the client receives.
 func (e *Error) Public() *openai.Error {
@@ -200,7 +229,11 @@ func (l *leg) failed(err error) *failure {
 			f.Reason, f.Code = "timeout", 504
 		}
 	}
-	if errors.Is(err, upstream.ErrEvicted) {
+	switch {
+	case !errors.Is(err, upstream.ErrEvicted):
+	case l.moved:
+		f.Reason, f.Code, f.Moved, f.err = "drained", 504, true, nil // 504: the engine has not ended it
+	default:
 		f.Reason, f.Code, f.Unresponsive, f.exempt = "silent", 504, l.target, true
 	}
 	return f
@@ -218,13 +251,14 @@ func (l *leg) failedBy(reason string, code int, err error) *failure {
 // remote may blame the operator's key or account: see blamesOperator. If exempt is set, the
 // engine is not at fault for a 5xx.
 func (a *attempt) rejected(l *leg, resp *upstream.Response, answer []byte, exempt bool) *failure {
-	f := &failure{Phase: l.Phase, Target: l.target, Reason: fmt.Sprintf("status_%d", resp.Status), Status: resp.Status, Code: 502, sent: true}
+	status := openai.TrueStatus(a.env.Request.API, resp.Status, answer)
+	f := &failure{Phase: l.Phase, Target: l.target, Reason: fmt.Sprintf("status_%d", status), Status: status, Code: 502, sent: true}
 	ownKey := l.target.APIKey != "" || a.env.Key != ""
 	switch {
-	case l.target.IsRemote() && blamesOperator(resp.Status):
-	case resp.Status/100 == 4 && !(resp.Status == 401 && ownKey), openai.Overloaded(resp.Status, resp.Get("Retry-After"), answer):
+	case l.target.IsRemote() && blamesOperator(status):
+	case status/100 == 4 && !(status == 401 && ownKey), openai.Overloaded(status, resp.Get("Retry-After"), answer):
 		return a.refusedBy(l, f, replyHeader(l.target, resp), answer)
-	case resp.Status/100 == 5:
+	case status/100 == 5:
 		f.exempt = exempt
 	}
 	return f
@@ -296,16 +330,20 @@ func (a *attempt) legEnded(ctx context.Context, l *leg, err error) error {
 	cause := context.Cause(ctx)
 	switch {
 	case failed && errors.Is(err, upstream.ErrUnwanted):
-		a.env.Journal.LegEnded(&l.Leg, "no_decode")
 		f.err = a.noDecode()
+		a.env.Journal.LegEnded(&l.Leg, "no_decode", f.err.Error())
 		return f
 	case ctx.Err() != nil && errors.Is(cause, errKVLate):
 		f = l.failedBy(reasonKVLate, 504, errKVLate)
 	case ctx.Err() != nil && (!failed || errors.Is(err, ctx.Err()) || errors.Is(err, cause)):
-		a.env.Journal.LegCancelled(&l.Leg)
+		text := cause.Error()
+		if a.env.Client.Gone() {
+			text = "the client left"
+		}
+		a.env.Journal.LegCancelled(&l.Leg, text)
 		return cause
 	case !failed: // the client's connection failed, not the engine
-		a.env.Journal.LegEnded(&l.Leg, "client")
+		a.env.Journal.LegEnded(&l.Leg, "client", err.Error())
 		return err
 	}
 	e := a.classify(l, f)
@@ -321,11 +359,11 @@ func (a *attempt) noDecode() error {
 // legFailed counts a failed leg. The breaker of the engine, or the pair, counts the failure
 // unless the request, the load, the proxy or the limit of the plan policy is at fault.
 func (a *attempt) legFailed(l *leg, e *Error) {
-	if downstream.OwnFault(e) {
-		a.env.Journal.LegEnded(&l.Leg, e.Reason)
+	if downstream.OwnFault(e) || e.Moved {
+		a.env.Journal.LegEnded(&l.Leg, e.Reason, e.cause())
 		return
 	}
-	a.env.Journal.LegFailed(&l.Leg, e.Reason)
+	a.env.Journal.LegFailed(&l.Leg, e.Reason, e.cause())
 	if e.Status == 0 && e.Unresponsive.IsZero() {
 		e.Target.ProbeSoon()
 	}
@@ -335,6 +373,9 @@ func (a *attempt) legFailed(l *leg, e *Error) {
 		e.Target.Refused()
 	case e.Reply != nil || e.Permanent || e.Overloaded: // the engine works
 		e.Target.Breaker.Success()
+		if e.Overloaded {
+			a.env.Registry.NoRoom(e.Target)
+		}
 	case e.Pair != nil:
 		kind := e.Reason
 		if e.Phase == abi.Prefill {

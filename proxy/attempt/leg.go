@@ -30,9 +30,10 @@ type leg struct {
 	short   bool          // the plan policy's limit bounds its first byte
 	attempt *attempt      // nil for an encode leg
 
-	reserved bool      // the retry budget has reserved a retry for the moment when the leg is given up
+	reserved bool      // a retry needs nothing from the retry budget when the leg is given up
 	silence  time.Time // start of the silence while no other engine could take the leg; guarded by upstream's call list
 	starved  bool      // it was given up because prefill, which has its KV, does not respond
+	moved    bool      // it was given up because its engine drains
 
 	// The running request. Later requests reuse its memory.
 	request upstream.Request

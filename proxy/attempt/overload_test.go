@@ -145,6 +145,67 @@ func TestOverloadedLegs(t *testing.T) {
 	}
 }
 
+// TestFullEnginesGetNoRequests: engines of a small limit refuse what is above it. Placement remembers
+// this for a moment, so few requests need a retry, and none ends with an error while another
+// engine has room. The full engines are used up to their limits.
+func TestFullEnginesGetNoRequests(t *testing.T) {
+	for _, pairs := range []bool{false, true} {
+		world.Run(t, fmt.Sprintf("pairs %v", pairs), func(t *testing.T) {
+			const (
+				rate, seconds = 40, 10
+				full          = 2                   // engines
+				limit         = 2                   // requests of each
+				took          = time.Second / 2     // of an answer
+				wanted        = limit * seconds * 2 // answers of a full engine that is always used up to its limit
+			)
+			var refused, served atomic.Int32
+			engines := []*world.Engine{}
+			for n := range full + 1 {
+				var running atomic.Int32
+				e := &world.Engine{Name: fmt.Sprint("d", n), Serve: func(c *world.Conn, _ int) {
+					defer running.Add(-1)
+					if running.Add(1) > limit && n < full {
+						refused.Add(1)
+						refusing(503, queueFull, "Content-Type: application/json")(c, 0)
+						return
+					}
+					time.Sleep(took)
+					if n < full {
+						served.Add(1)
+					}
+					c.JSON(200, world.DoneAnswer)
+				}}
+				if pairs {
+					e.Role, e.Connector = "decode", "vllm-nixl"
+				}
+				engines = append(engines, e)
+			}
+			if pairs {
+				engines = append(engines, &world.Engine{Name: "p", Role: "prefill", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) {
+					c.JSON(200, world.NIXLAnswer)
+				}})
+			}
+			w := world.New(t, world.Setup{Engines: engines})
+			answers := make(chan world.Answer, rate*seconds)
+			for range rate * seconds {
+				go func() { answers <- w.Post(world.CompletionsPath, world.Completions(false)) }()
+				time.Sleep(time.Second / rate)
+			}
+			for range rate * seconds {
+				if a := <-answers; a.Status != 200 {
+					t.Fatalf("got %d %s", a.Status, a.Body)
+				}
+			}
+			if n := refused.Load(); n == 0 || n > 2*full*seconds {
+				t.Errorf("%d of %d requests were refused", n, rate*seconds)
+			}
+			if n := served.Load(); n < full*wanted*3/4 {
+				t.Errorf("the full engines served %d requests, at most %d are possible", n, full*wanted)
+			}
+		})
+	}
+}
+
 // TestOverloadedConcurrentLegs: one of two legs that run at the same time is refused for lack of
 // room. The client gets the refusal, both engines abort the request, and no circuit opens.
 func TestOverloadedConcurrentLegs(t *testing.T) {

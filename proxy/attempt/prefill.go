@@ -57,7 +57,7 @@ func (a *attempt) prefillFirst() error {
 
 // shapePrefill returns the prefill leg. The record owns the memory of its body.
 func (a *attempt) shapePrefill() (shaped connector.Leg, err error) {
-	if a.prefillBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + legSlack); err != nil {
+	if a.prefillBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + len(a.env.PromptIDs) + legSlack); err != nil {
 		return shaped, err
 	}
 	if a.env.Class != nil {

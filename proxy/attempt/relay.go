@@ -1,6 +1,7 @@
 package attempt
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/continuation"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -24,6 +26,9 @@ const (
 	// headHold is how long the head of an answer is held for its first content while the engine
 	// sends keep-alives. An engine that fails to load the KV reports that at once.
 	headHold = 5 * time.Second
+	// maxWithheld limits the bytes of an engine's error event, and of those behind it, that are held
+	// until another engine goes on with the stream. The client gets longer ones at once.
+	maxWithheld = 64 << 10
 )
 
 var (
@@ -46,6 +51,13 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	if err := a.readHead(l, resp, buf); err != nil {
 		return err
 	}
+	k, continues := env.Kept, env.Client.Begun()
+	if continues && !k.meets(env.Request.API) {
+		k.Lose(continuation.Prompt)
+		f := l.failedBy("other_prompt", 502, nil)
+		f.Permanent = true
+		return f
+	}
 	if a.both.merger != nil {
 		if err := a.awaitPrefill(ctx); err != nil {
 			return err
@@ -59,27 +71,27 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	}
 	s := streamRelay{ctx: ctx, a: a, l: l, resp: resp, timed: a.c.TRTLLM.PerfMetrics, recounts: a.recounts(), cached: -1}
 	s.cuts = a.p.Decode.Spec.Bidirectional && !a.p.Prefill.IsZero() && !a.c.Trust
-	s.edits = s.timed || s.cuts || a.concurrent
+	if s.kept = k; k != nil && !continues {
+		k.begin(env.Client, env.Request)
+	}
+	s.edits = s.timed || s.cuts || a.concurrent || k != nil
 	if s.recounts && !a.concurrent {
 		s.cached = a.cachedByPrefill() // releaseRequest frees prefill's answer
 	}
 	a.releaseRequest()
 	l.short = false
 	env.Journal.AnswerBegins(&l.Leg)
-	if env.Journal.Span != nil {
-		env.Journal.StreamBegan(env.Request.API, buf.B)
+	if !continues {
+		a.beginAnswer(resp, buf.B)
 	}
-	if a.p.Decode.IsRemote() {
-		a.copyRemoteHeader(resp)
-	} else {
-		env.Client.CopyHeader(resp)
+	if k != nil {
+		k.open.Store(isOpen)
+		resp.Uncommit()
 	}
-	env.note(resp.Status)
-	env.Client.Begin(resp.Status) // the request cannot be retried afterwards
 	resp.SetIdleTimeout(time.Duration(env.Config.Timeouts.StreamIdle))
 
 	s.events.Reasons = env.Journal.Span != nil
-	if a.both.merger != nil || s.cuts {
+	if a.both.merger != nil || s.cuts || k != nil {
 		s.events.Limit = buffer.MaxAnswer // only a whole event can be completed or cut
 	}
 	if env.Request.API == openai.Responses {
@@ -91,6 +103,21 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	return s.end(s.pump(first))
 }
 
+// beginAnswer sends the head of the client's answer, whose stream begins with head.
+func (a *attempt) beginAnswer(resp *upstream.Response, head []byte) {
+	env := a.env
+	if env.Journal.Span != nil {
+		env.Journal.StreamBegan(env.Request.API, head)
+	}
+	if a.p.Decode.IsRemote() {
+		a.copyRemoteHeader(resp)
+	} else {
+		env.Client.CopyHeader(resp)
+	}
+	env.note(resp.Status)
+	env.Client.Begin(resp.Status) // the request cannot begin anew afterwards
+}
+
 // readHead reads until buf holds an event with content. The first event of the answer must come
 // within the limit of the leg, even if comments come before it, and each later event within
 // timeouts.stream_idle. If an error event or the end of the stream comes before any content, the
@@ -98,6 +125,11 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 // begun without content: a parser of the engine may hold the text back, or hide the reasoning.
 func (a *attempt) readHead(l *leg, resp *upstream.Response, buf *buffer.Buffer) error {
 	head := a.env.Request.StreamHead()
+	most := maxHead
+	if k := a.env.Kept; k != nil {
+		k.restart()
+		most += 8 * k.Limit // the client's head has no token ids, but this one has
+	}
 	var opened time.Time
 	for {
 		left := l.limit - time.Since(l.Start)
@@ -109,15 +141,18 @@ func (a *attempt) readHead(l *leg, resp *upstream.Response, buf *buffer.Buffer) 
 		}
 		resp.SetIdleTimeout(left)
 		if len(buf.B) == cap(buf.B) {
-			if len(buf.B) >= maxHead {
+			if len(buf.B) >= most {
 				return nil // no head of a failed answer is this large
 			}
-			if err := buf.Grow(0, 2*maxHead); err != nil {
+			if err := buf.Grow(0, 2*most); err != nil {
 				return l.failed(downstream.ErrMemory)
 			}
 		}
 		n, err := resp.Read(buf.B[len(buf.B):cap(buf.B)])
 		buf.B = buf.B[:len(buf.B)+n]
+		if k := a.env.Kept; k != nil {
+			k.take(a.env.Client, buf) // the classification then reads a short event
+		}
 		switch head.Read(buf.B) {
 		case openai.ContentEvent:
 			return nil
@@ -149,6 +184,7 @@ func (a *attempt) readHead(l *leg, resp *upstream.Response, buf *buffer.Buffer) 
 // body of the leg, and prefill's answer.
 func (a *attempt) releaseRequest() {
 	a.env.ReleaseBody()
+	a.c.PromptIDs = nil
 	a.legBody.Free()
 	a.legBody = nil
 	if !a.concurrent { // a concurrent prefill may answer later
@@ -174,6 +210,9 @@ type streamRelay struct {
 	lastEvent time.Time // when the last piece with an event came
 	seen      int64     // the events at that time
 	failed    error     // why the relay has ended before the stream; nil: it has not
+	withheld  []byte    // the engine's error event, which the client gets if no engine goes on
+
+	kept *Kept // what is kept of the stream; nil: nothing
 
 	edits bool // edited must see the events
 	timed bool // the stream ends with the engine's timing
@@ -191,8 +230,15 @@ func (s *streamRelay) pump(first *buffer.Buffer) error {
 	s.last, s.lastEvent, s.intervals = journal.FirstByte, journal.FirstByte, &journal.Intervals
 	s.Events = s.a.env.Client.Events(first)
 	defer s.Free()
+	if s.kept != nil && s.kept.splicer != nil {
+		s.last = time.Now()
+		s.lastEvent = s.last
+	}
 	s.RenewWrites(s.last)
 	if s.relay(first.B, nil) {
+		if cap(first.B) > 2*streamBuffer { // of a long head
+			s.Free()
+		}
 		s.resp.Each(s)
 	}
 	return s.failed
@@ -215,8 +261,11 @@ func (s *streamRelay) relay(piece []byte, err error) (more bool) {
 	if n := s.events.Held() + cap(s.a.both.merged); n > s.held {
 		werr = s.hold(n)
 	}
-	if s.events.Aborted {
-		whole, s.failed = openai.BeforeAbort(whole), errAborted
+	switch {
+	case s.events.Aborted:
+		whole, s.failed = openai.BeforeFailure(whole, false), errAborted
+	case s.events.Failed && s.kept != nil && s.kept.Reason == "":
+		whole = s.withhold(whole)
 	}
 	if len(whole) > 0 && werr == nil && (s.edits || s.recounts && s.events.Usages != s.usages) {
 		whole, werr = s.edited(whole)
@@ -237,6 +286,19 @@ func (s *streamRelay) relay(piece []byte, err error) (more bool) {
 		s.failed = errNoEvent // an engine that hangs may still send comments
 	}
 	return err == nil && s.failed == nil
+}
+
+// withhold holds the engine's error event in whole events, and returns those before it. If the error event
+// is too long, or its memory is missing, withhold returns all events, and no engine goes on.
+func (s *streamRelay) withhold(whole []byte) []byte {
+	before := openai.BeforeFailure(whole, true)
+	held := whole[len(before):]
+	if len(held) > maxWithheld || s.a.env.Client.Reserve(3*len(held)) != nil { // EndBroken makes two more copies
+		s.kept.Lose(continuation.Refused)
+		return whole
+	}
+	s.withheld, s.failed = bytes.Clone(held), errErrorEvent
+	return before
 }
 
 // edited returns whole events as the client gets them. The result is valid until the next call.
@@ -264,7 +326,15 @@ func (s *streamRelay) edited(whole []byte) ([]byte, error) {
 		s.recounted = openai.AppendRecounted(s.recounted[:0], whole, s.cachedTokens())
 		whole = s.recounted
 	}
-	return whole, nil
+	if s.kept != nil {
+		var began bool
+		if whole, began, err = s.kept.relay(whole); began {
+			gap := time.Since(s.kept.Last)
+			s.intervals.Observe(gap)
+			a.env.Journal.Continued(int(s.kept.splicer.Kept), gap)
+		}
+	}
+	return whole, err
 }
 
 // cachedTokens returns the cached tokens of prefill.
@@ -287,7 +357,10 @@ func (s *streamRelay) hold(n int) error {
 // the last whole event, end drops it: the client could not use it.
 func (s *streamRelay) end(err error) error {
 	a, env, events := s.a, s.a.env, &s.events
-	env.Journal.Counted = events.Events
+	env.Journal.Counted += events.Events
+	if s.kept != nil && (s.kept.splicer == nil || s.kept.began) {
+		s.kept.Last = s.lastEvent
+	}
 	if env.Journal.Span != nil {
 		env.Journal.Finished(events)
 	}
@@ -295,8 +368,11 @@ func (s *streamRelay) end(err error) error {
 		if s.recounts {
 			u = u.Recounted(env.Request.API, s.cachedTokens())
 		}
+		env.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(s.l.FirstByte()))
+		if s.kept != nil {
+			u = s.kept.usage(u)
+		}
 		env.Journal.Usage = u
-		env.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(env.Journal.FirstByte))
 	}
 	// A connection that broke after the last event has lost nothing. Any error of another type means
 	// that the client has not received all events.
@@ -319,8 +395,7 @@ func (s *streamRelay) end(err error) error {
 	case err != nil:
 		return s.broken(err)
 	case events.Failed: // the client has received the error event
-		env.Journal.Outcome = telemetry.OutcomeBroken
-		env.Journal.Broken("error_event", nil)
+		env.broken = &Broken{kind: "error_event", told: true, Final: true}
 		return a.failedInside(s.l, "error_event", events.Status, nil, nil)
 	case s.timed && a.asksTiming():
 		return a.timingEvent()
@@ -334,55 +409,91 @@ func isLost(err error) bool {
 	return ok
 }
 
-// broken informs the client that its stream has ended with err before its end, and returns the
-// failure of the leg.
+// broken notes that the stream has ended with err before its end, and returns the failure of the
+// leg.
 func (s *streamRelay) broken(err error) error {
 	a, l, events := s.a, s.l, &s.events
 	switch {
 	case a.both.over && a.belies(err):
-		a.breakStream(s.ctx, events, l.failed(err))
+		s.noteBroken(l.failed(err), true)
 		return err
 	case errors.Is(err, downstream.ErrWrite):
 		return err
 	}
 	var f *failure
+	final := false
 	switch {
 	case errors.Is(err, errAborted):
 		f = a.failedInside(l, "aborted", events.Status, nil, err)
+	case errors.Is(err, errErrorEvent):
+		f = a.failedInside(l, "error_event", events.Status, nil, nil)
 	case errors.Is(err, errNoEnd):
 		f = l.failedBy("no_end", 502, err)
+	case errors.Is(err, errOtherText):
+		f = l.failedBy("other_text", 502, err)
+		f.Permanent = true // the engine works
 	case downstream.OwnFault(err):
-		f = l.failed(err)
+		f, final = l.failed(err), true
 		a.env.Journal.Shed(f.Reason)
 	case errors.Is(err, errMerge):
-		f = l.failedBy("bad_answer", 502, err)
+		f, final = l.failedBy("bad_answer", 502, err), true
 	default:
 		f = l.failed(err)
 	}
-	a.breakStream(s.ctx, events, f)
+	s.noteBroken(f, final || f.Permanent)
 	return f
 }
 
-// breakStream informs the client that the stream is broken. Between two events it sends an error
-// event. If a part of an event has been sent, it aborts the connection.
-func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, f *failure) {
-	env := a.env
+// noteBroken notes how the client's stream ends if no engine goes on.
+func (s *streamRelay) noteBroken(f *failure, final bool) {
+	b := &Broken{kind: "leg", err: f, mid: s.events.MidEvent(), sequence: s.events.NextSequence(), Final: final}
+	b.public = *openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete")
+	switch {
+	case errors.Is(f, errAborted):
+		b.kind, b.public.Message = "aborted", "the engine aborted the request; the answer is not complete"
+	case len(s.withheld) > 0:
+		b.kind, b.err, b.withheld = "error_event", nil, s.withheld
+	}
+	if errors.Is(context.Cause(s.ctx), downstream.ErrDraining) {
+		b.public, b.Final = *downstream.Draining, true
+	}
+	s.a.env.broken = b
+}
+
+// Broken is a stream that has broken off between two events, before its end. The client waits for
+// the rest of the stream, or for its end.
+type Broken struct {
+	Final bool // no engine may go on: the text that the client has may be wrong, or the request is at fault
+
+	kind     string       // label of pdproxy_broken_streams_total
+	err      error        // for the log; nil: none
+	public   openai.Error // that the client gets
+	withheld []byte       // the engine's error event, which the client gets instead; empty: none
+	told     bool         // the client has the engine's error event already
+	mid      bool         // a part of an event has been sent
+	sequence int64        // of the error event in a responses stream
+}
+
+// EndBroken ends the client's stream that has broken off. Between two events it sends an error
+// event, which has reason, why no other engine went on; "" for none. If a part of an event has been
+// sent, it cuts the connection.
+func (env *Env) EndBroken(b *Broken, reason string) {
 	env.Journal.Outcome = telemetry.OutcomeBroken
+	if b.told {
+		env.Journal.Broken(b.kind, nil)
+		return
+	}
 	if env.Client.Gone() {
 		return
 	}
-	e := openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete")
-	kind := "leg"
-	if errors.Is(f, errAborted) {
-		kind, e.Message = "aborted", "the engine aborted the request; the answer is not complete"
-	}
-	env.Journal.Broken(kind, f)
-	if events.MidEvent() {
+	env.Journal.Broken(b.kind, b.err)
+	switch {
+	case b.mid:
 		env.Client.Cut()
-		return
+	case len(b.withheld) > 0:
+		_ = env.Client.Write(openai.WithNotContinued(b.withheld, reason)) // the client may have left
+	default:
+		b.public.NotContinued = reason
+		env.Client.Break(env.Request.API, &b.public, b.sequence)
 	}
-	if errors.Is(context.Cause(ctx), downstream.ErrDraining) {
-		e = downstream.Draining
-	}
-	env.Client.Break(env.Request.API, e, events.NextSequence())
 }

@@ -433,7 +433,9 @@ func TestBrokenStreamPerAPI(t *testing.T) {
 			if !strings.HasPrefix(a.Body, tt.first+tt.want) || !strings.HasSuffix(a.Body, "\n\n") || a.Err != nil {
 				t.Errorf("got status %d, error %v: %q", a.Status, a.Err, a.Body)
 			}
-			if api, ok := openai.APIFor(tt.path); !ok || !strings.HasSuffix(a.Body, string(api.AppendErrorEvent(nil, openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete"), tt.sequence))) {
+			broken := openai.NewError(openai.CodeStreamBroken, "the engine's stream broke off; the answer is not complete")
+			broken.NotContinued = "no_ids"
+			if api, ok := openai.APIFor(tt.path); !ok || !strings.HasSuffix(a.Body, string(api.AppendErrorEvent(nil, broken, tt.sequence))) {
 				t.Errorf("the last event is not of the API's form: %q", a.Body)
 			}
 		})

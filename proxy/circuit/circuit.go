@@ -50,7 +50,7 @@ type Breaker struct {
 	openings atomic.Int32 // in a row, if Grows is set
 	base     time.Time    // origin of until, on the monotonic clock
 	failures atomic.Int32 // in a row
-	until    atomic.Int64 // ns since base at which an open circuit is half open; 0: closed
+	until    atomic.Int64 // ns since base at which an open circuit is half open; 0: closed; last, see engine.Instance
 }
 
 // Init connects a zero Breaker to its options, before any other method is called.

@@ -54,6 +54,9 @@ type call struct {
 	// substitute finds another target while target is not ready; it may return nil. A nil
 	// func means that target cannot be replaced.
 	substitute func() *engine.Instance
+
+	tries    int       // of this round
+	refusals []refusal // of this round, for lack of room
 }
 
 // Add adds calls to the job of an attempt on the targets p and d.

@@ -27,6 +27,9 @@ const (
 	// longestPause, so that blocks are free soon after their only decode engine is back.
 	firstPause   = 50 * time.Millisecond
 	longestPause = time.Second
+	// longestFull is the longest pause while all engines refuse the call for lack of room. The pause
+	// ends earlier when one of them may have room.
+	longestFull = 4 * time.Second
 	// maxPrompts is how many clean-ups compute a prompt at the same time. No client waits for them,
 	// and they run when engines have failed.
 	maxPrompts = 4
@@ -196,14 +199,12 @@ func (r *Runner) awaitPrompt(ctx context.Context, job *Job) (done func()) {
 func (r *Runner) repeat(ctx, patience context.Context, job *Job, c *call, tried func()) (how string) {
 	done := r.tryAll(ctx, job, c)
 	tried()
-	for pause := firstPause; !done; pause = min(2*pause, longestPause) {
+	for pause := firstPause; !done; pause *= 2 {
 		if job.slow && !c.awaitHolder(ctx, job) || !job.slow && c.gone() {
 			return engineGone
 		}
-		select {
-		case <-patience.Done():
+		if pause = min(pause, c.longestPause()); !c.rest(patience, pause) {
 			return ""
-		case <-time.After(pause):
 		}
 		done = r.tryAll(ctx, job, c)
 	}
@@ -215,6 +216,7 @@ func (r *Runner) repeat(ctx, patience context.Context, job *Job, c *call, tried 
 
 // tryAll tries the target of the call, then the target's peers, each once.
 func (r *Runner) tryAll(ctx context.Context, job *Job, c *call) bool {
+	c.tries, c.refusals = 0, c.refusals[:0]
 	if c.substitute != nil && c.target.State() != engine.Ready { // the state may change after the first round
 		if i := c.substitute(); i != nil {
 			c.target = engine.Target{Instance: i}
@@ -250,6 +252,7 @@ func (r *Runner) tryAll(ctx context.Context, job *Job, c *call) bool {
 func (r *Runner) try(ctx context.Context, t engine.Target, job *Job, c *call) bool {
 	ctx, cancel := context.WithTimeout(ctx, job.Limit)
 	defer cancel()
+	c.tries++
 	resp, err := t.Client.Do(ctx, &upstream.Request{
 		Method: "POST", Path: t.Prefix + c.Leg.Path, Header: job.header(t, c.Leg.Header), Body: [][]byte{c.Leg.Body},
 	})
@@ -261,7 +264,9 @@ func (r *Runner) try(ctx context.Context, t engine.Target, job *Job, c *call) bo
 	limit := buffer.MaxErrorAnswer
 	switch c.Until {
 	case connector.UntilRefused:
-		return resp.Status/100 == 4
+		if upstream.RequestAtFault(resp.Status) {
+			return true
+		}
 	case connector.UntilServed:
 		limit = buffer.MaxAnswer
 		if c.pointless = upstream.RequestAtFault(resp.Status); c.pointless {
@@ -269,6 +274,10 @@ func (r *Runner) try(ctx context.Context, t engine.Target, job *Job, c *call) bo
 		}
 	}
 	if resp.Status/100 != 2 {
+		c.noteRefusal(r.Memory, t, resp)
+		return false
+	}
+	if c.Until == connector.UntilRefused {
 		return false
 	}
 	if c.Until == connector.UntilHead {

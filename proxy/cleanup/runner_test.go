@@ -14,6 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
 const (
@@ -45,10 +46,11 @@ func TestCleanupsAreRepeated(t *testing.T) {
 		until   connector.Until
 		answers []string // one for each call
 	}{
-		"the head frees":   {connector.UntilHead, []string{status(500), status(404), world.StreamHead}},
-		"a refusal frees":  {connector.UntilRefused, []string{status(500), status(400)}},
-		"no refusal frees": {connector.UntilRefused, []string{status(200), status(422)}},
-		"the answer frees": {0, []string{status(400), status(200)}},
+		"the head frees":  {connector.UntilHead, []string{status(500), status(404), world.StreamHead}},
+		"a refusal frees": {connector.UntilRefused, []string{status(500), status(400)}},
+		"a refusal for lack of room frees nothing": {connector.UntilRefused, []string{status(429), status(408), status(400)}},
+		"no refusal frees":                         {connector.UntilRefused, []string{status(200), status(422)}},
+		"the answer frees":                         {0, []string{status(400), status(200)}},
 		"an event frees": {connector.UntilEvent, []string{
 			world.StreamHead + chunk(`data: {"error":{"message":"no","type":"x","code":500}}`), world.StreamHead + chunk(`data: {"choices":[{"text":"x"}]}`),
 		}},
@@ -66,6 +68,67 @@ func TestCleanupsAreRepeated(t *testing.T) {
 			time.Sleep(time.Minute)
 			if n, calls := w.Cleaned("test"), len(d.Seen()); n != 1 || calls != len(tt.answers) {
 				t.Errorf("got %v clean-ups after %d calls, want 1 after %d", n, calls, len(tt.answers))
+			}
+		})
+	}
+}
+
+// TestCleanupOfAFullEngine: while an engine refuses a clean-up for lack of room, the pauses grow.
+// The clean-up follows soon after the engine has room again, whether a request of this proxy ended or
+// the engine reports that no request waits. A failed call beside it keeps the usual pace.
+func TestCleanupOfAFullEngine(t *testing.T) {
+	const (
+		full   = "HTTP/1.1 503 x\r\nContent-Length: 26\r\n\r\nThe request queue is full."
+		begins = 12300 * time.Millisecond // when there is room
+	)
+	for name, tt := range map[string]struct {
+		other  string // the answer of the other decode engine; "": there is none
+		room   func(d *load.Counter, h *load.Hold)
+		within time.Duration // of begins
+		calls  int           // of d at most, before begins
+	}{
+		"no sign of room": {"", nil, 4 * time.Second, 9},
+		"a request ends":  {"", func(_ *load.Counter, h *load.Hold) { h.Drop() }, time.Second, 9},
+		"the engine reports it": {"", func(d *load.Counter, _ *load.Hold) {
+			d.Report(load.Report{At: time.Now(), Every: time.Second}, load.Mark{})
+		}, time.Second, 9},
+		"the other is full too":  {full, func(_ *load.Counter, h *load.Hold) { h.Drop() }, time.Second, 9},
+		"the other is defective": {status(500), nil, time.Second, 20},
+	} {
+		world.Run(t, name, func(t *testing.T) {
+			room := time.Now().Add(begins)
+			var freed time.Time
+			d := &world.Engine{Name: "d", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) {
+				if time.Now().Before(room) {
+					c.Send(full)
+					return
+				}
+				freed = time.Now()
+				c.JSON(200, world.DoneAnswer)
+			}}
+			engines := []*world.Engine{d, {Name: "p", Role: "prefill", Connector: "vllm-nixl"}}
+			if tt.other != "" {
+				engines = append(engines, &world.Engine{Name: "e", Role: "decode", Connector: "vllm-nixl", Serve: func(c *world.Conn, _ int) { c.Send(tt.other) }})
+			}
+			w := world.New(t, world.Setup{Engines: engines})
+			target := func(name string) engine.Target { return engine.Target{Instance: w.Registry.Snapshot().Instance(name)} }
+			counter := &target("d").Load[0]
+			counter.Report(load.Report{At: time.Now(), Every: time.Second, Running: 4, Waiting: 2}, counter.Mark())
+			hold := counter.Hold(1)
+			job := &cleanup.Job{Connector: "vllm-nixl", Limit: time.Second}
+			job.Add([]connector.Cleanup{{Phase: abi.Decode, AnyTarget: true, Leg: connector.Leg{Path: "/x"}, Until: connector.UntilHead, How: "test"}}, target("p"), target("d"))
+			newRunner(w).Start(job)
+			time.Sleep(time.Until(room))
+			if n := len(d.Seen()); n < 3 || n > tt.calls {
+				t.Errorf("%d calls while the engine is full, want at most %d", n, tt.calls)
+			}
+			if tt.room != nil {
+				tt.room(counter, &hold)
+			}
+			time.Sleep(minPatience)
+			synctest.Wait()
+			if after := freed.Sub(room); w.Cleaned("test") != 1 || after < 0 || after > tt.within {
+				t.Errorf("%v clean-ups, %v after there was room", w.Cleaned("test"), after)
 			}
 		})
 	}

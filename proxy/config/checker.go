@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"net/url"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -58,10 +57,9 @@ func (k *checker) share(key string, x float64) {
 
 // oneOf requires value to be one of allowed.
 func (k *checker) oneOf(key, value string, allowed ...string) {
-	if slices.Contains(allowed, value) {
-		return
+	if err := OneOf(value, allowed...); err != nil {
+		k.add(key, "%v", err)
 	}
-	k.add(key, "must be one of %s, found %q%s", quoteAll(allowed), value, didYouMean(value, allowed))
 }
 
 // required requires a non-empty text.

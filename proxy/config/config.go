@@ -179,6 +179,6 @@ func syntaxProblem(text string, err error) Problem {
 	return Problem{
 		Key:     shortened(parse.LastKey),
 		Line:    1 + strings.Count(text[:start], "\n"),
-		Message: "invalid TOML: " + strings.ReplaceAll(shortened(parse.Message), "\n", `\n`),
+		Message: "invalid TOML: " + strings.TrimSuffix(strings.ReplaceAll(shortened(parse.Message), "\n", `\n`), ".") + syntaxHint(text, parse.Message, start),
 	}
 }

@@ -49,7 +49,7 @@ func (d *decoder) table(path string, t map[string]any, v reflect.Value) {
 			continue
 		}
 		if !found {
-			d.add(key, "unknown key%s", cmp.Or(outsideSections(path, name, t[name], v), didYouMean(name, fieldNames(v))))
+			d.add(key, "unknown key%s", cmp.Or(outsideSections(path, name, t[name], v), DidYouMean(name, fieldNames(v))))
 			continue
 		}
 		d.value(key, t[name], field)
@@ -104,6 +104,9 @@ func (d *decoder) slice(key string, datum any, v reflect.Value) {
 		want := "array"
 		if v.Type().Elem().Kind() == reflect.Struct {
 			want = "array of tables"
+			if _, table := datum.(map[string]any); table {
+				want += ", [[" + key + "]]"
+			}
 		}
 		d.wrongType(key, want, datum)
 		return

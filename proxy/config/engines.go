@@ -263,7 +263,8 @@ type Health struct {
 	LoadInterval Duration `toml:"load_interval"`
 }
 
-// Retry bounds the retries of a leg, always before the client's first byte.
+// Retry bounds the retries of a leg before the client's first byte, and the continuations of
+// streams after it.
 type Retry struct {
 	// Attempts is the number of tries of a phase, including the first one. Default 3;
 	// at least 1.
@@ -274,6 +275,42 @@ type Retry struct {
 	// MinBudget is the number of retries that the budget's window allows regardless of
 	// the share. Default 10; 0: none.
 	MinBudget int `toml:"min_budget"`
+	// Continue says which streams go on at another engine if their engine fails after the
+	// client's first byte: "on" all, "drain" those whose engine drains, "off" none. Only
+	// engines that report token ids in their events can be continued, and not every
+	// request. Default "on".
+	Continue string `toml:"continue"`
+	// ContinueTokens is the maximum number of tokens of prompt and answer of a stream that
+	// can be continued. Each takes about 5 bytes of limits.buffer_memory while the stream is
+	// open. Default 131072; at least 1.
+	ContinueTokens int `toml:"continue_tokens"`
+	// MoveAfter is how long the streams of an engine that leaves, or is drained with
+	// move=true, stay there before other engines go on with them. Streams that Continue
+	// does not permit stay until they end. Default 5s; 0s: they move at once.
+	MoveAfter Duration `toml:"move_after"`
+}
+
+// The values of retry.continue.
+const (
+	ContinueOff   = "off"
+	ContinueDrain = "drain"
+	ContinueOn    = "on"
+)
+
+// Continues returns which streams of requests for that name of a model are continued: a value of
+// retry.continue.
+func (c *Config) Continues(name string) string {
+	for range c.Models { // bounds a cycle of aliases
+		m := c.Model(name)
+		switch {
+		case m == nil:
+			return c.Retry.Continue
+		case m.Continue != "":
+			return m.Continue
+		}
+		name = m.AliasOf
+	}
+	return c.Retry.Continue
 }
 
 // Circuit configures when a failing instance or pair is not used.
@@ -305,7 +342,7 @@ func defaultHealth() Health {
 }
 
 func defaultRetry() Retry {
-	return Retry{Attempts: 3, Budget: 0.2, MinBudget: 10}
+	return Retry{Attempts: 3, Budget: 0.2, MinBudget: 10, Continue: ContinueOn, ContinueTokens: 128 << 10, MoveAfter: seconds(5)}
 }
 
 func defaultCircuit() Circuit { return Circuit{Failures: 5, OpenFor: seconds(10)} }

@@ -47,7 +47,7 @@ func (e *Engine) GatewayEndpoint() (address netip.AddrPort, ok bool) {
 func (k *checker) epp() {
 	c := k.config
 	k.within("epp.fallbacks", c.EPP.Fallbacks, 0, maxFallbacks)
-	k.tls("epp.tls", c.EPP.TLS)
+	k.tls("epp.tls", c.EPP.TLS, false)
 	if c.EPP.Listen == "" {
 		return
 	}

@@ -29,6 +29,9 @@ type Model struct {
 	// [[remote]] with "remote:" before the name. The fallbacks of a fallback are not used.
 	// Default []: none.
 	Fallback []string `toml:"fallback"`
+	// Continue is retry.continue for the requests of this name. Default "": that of
+	// AliasOf, or else retry.continue.
+	Continue string `toml:"continue"`
 }
 
 // Bounds of [[model]].
@@ -48,8 +51,8 @@ func (k *checker) models() {
 		switch {
 		case m.AliasOf != "" && len(m.Split) > 0:
 			k.add(key("split"), "must not be set together with alias_of")
-		case m.AliasOf == "" && len(m.Split) == 0 && len(m.Fallback) == 0:
-			k.add(key("alias_of"), "is required, or split, or fallback")
+		case m.AliasOf == "" && len(m.Split) == 0 && len(m.Fallback) == 0 && m.Continue == "":
+			k.add(key("alias_of"), "is required, or split, or fallback, or continue")
 		case m.AliasOf == m.Name && m.Name != "":
 			k.add(key("alias_of"), "must be another model than name")
 		case m.AliasOf != "":
@@ -58,6 +61,7 @@ func (k *checker) models() {
 			k.split(key("split"), m)
 		}
 		k.fallback(key("fallback"), m)
+		k.oneOf(key("continue"), m.Continue, "", ContinueOff, ContinueDrain, ContinueOn)
 	}
 	k.modelCycles()
 }

@@ -13,8 +13,8 @@ type Server struct {
 	// h2c, or with TLS HTTP/1.1 and h2 over TLS only. Default
 	// "127.0.0.1:8080"; port 0 lets the system choose; never empty.
 	Listen string `toml:"listen"`
-	// HTTP1 is the server of HTTP/1.1: "own", or "nethttp", that of Go's library, which was
-	// the only one until now and goes with the next release. Default "own".
+	// HTTP1 is the server of HTTP/1.1: "own", or "nethttp", that of Go's library, which is
+	// deprecated: 0.2.0 removes it. Default "own".
 	HTTP1 string `toml:"http1"`
 	// HTTP3 is the UDP address, host:port, of HTTP/3, which needs TLS and adds
 	// Alt-Svc to the answers of Listen. Default "": no HTTP/3.
@@ -59,14 +59,18 @@ type Server struct {
 	// client with a list of models may then also use lora_request of TensorRT-LLM, which names
 	// a file of the engine's host. Default false: such requests get 400.
 	TrustEngineFields bool `toml:"trust_engine_fields"`
-	// AccessLog is the file to which each request that has ended adds one line of JSON,
-	// or "stderr". The lines contain no prompts. A reload opens the file again. Default
-	// "": no access log.
+	// AccessLog is the file to which each request that has ended adds one line, or "stderr", at
+	// the latest after 100 ms. A process that is killed loses the lines of that time. The lines
+	// contain no prompts; docs/reference/access-log.md lists the fields. A reload opens the file
+	// again. Default "": no access log.
 	AccessLog string `toml:"access_log"`
+	// AccessLogFormat is the form of the lines: "json", or "common", the common log format of
+	// web servers, which has only client, time, request line, status and bytes. Default "json".
+	AccessLogFormat string `toml:"access_log_format"`
 	// TrustedProxies are the addresses and networks (10.0.0.0/8) of the proxies in front of
-	// this one. Behind them, the client of limits.per_client and of the limit of memory is
-	// the address that their X-Forwarded-For names. Default empty: it is the address of the
-	// connection.
+	// this one. Behind them, the client of limits.per_client, of the limit of memory and of the
+	// access log is the address that their X-Forwarded-For names. Default empty: it is the
+	// address of the connection.
 	TrustedProxies []string `toml:"trusted_proxies"`
 	// CORSOrigins are the origins (https://chat.example.org) whose web pages may use the
 	// public API from a browser; "*" allows each page of any origin. The proxy then answers
@@ -80,6 +84,8 @@ type Server struct {
 	EngineRoutes []string `toml:"engine_routes"`
 	// TLS is the certificate of Listen and HTTP3.
 	TLS TLS `toml:"tls"`
+	// ACME obtains the certificates of Listen and HTTP3 from an ACME server.
+	ACME ACME `toml:"acme"`
 	// Auth configures the API keys.
 	Auth Auth `toml:"auth"`
 }
@@ -88,6 +94,12 @@ type Server struct {
 const (
 	HTTP1Own     = "own"
 	HTTP1NetHTTP = "nethttp"
+)
+
+// Values of Server.AccessLogFormat.
+const (
+	AccessLogJSON   = "json"
+	AccessLogCommon = "common"
 )
 
 // ProxyNetworks returns TrustedProxies as networks. Entries that are neither an address nor
@@ -347,6 +359,7 @@ func defaultServer() Server {
 		MaxBody:           16 << 20,
 		MaxHeader:         64 << 10,
 		HTTP1:             HTTP1Own,
+		AccessLogFormat:   AccessLogJSON,
 		ReadHeaderTimeout: seconds(10),
 		ReadTimeout:       seconds(60),
 		MinBodyRate:       1 << 10,
@@ -355,6 +368,7 @@ func defaultServer() Server {
 		TrustedProxies:    []string{},
 		CORSOrigins:       []string{},
 		EngineRoutes:      []string{},
+		ACME:              ACME{Domains: []string{}, Directory: LetsEncrypt},
 	}
 }
 

@@ -130,7 +130,7 @@ func (s Sidecar) CheckOrder(order []string) error {
 		prefill := name == CoordinatePrefillNamed || name == CoordinatePrefillPlaced
 		switch {
 		case !slices.Contains(coordinations(), name):
-			return fmt.Errorf("must be one of %s, found %q", quoteAll(coordinations()), name)
+			return OneOf(name, coordinations()...)
 		case slices.Contains(order[:i], name):
 			return fmt.Errorf("%q occurs twice in the list", name)
 		case name == CoordinateLocal:
@@ -203,11 +203,7 @@ func (k *checker) sidecar() {
 		k.sidecarEngine()
 	}
 	k.oneOf("sidecar.role", s.Role, RolePrefill, RoleDecode, RoleBoth)
-	if err := RetiredConnector(s.Connector); err != nil {
-		k.add("sidecar.connector", "%v", err)
-	} else {
-		k.oneOf("sidecar.connector", s.Connector, connectors()...)
-	}
+	k.oneOf("sidecar.connector", s.Connector, connectors()...)
 	if s.Connector == ConnectorNone && s.Role != RoleBoth {
 		k.add("sidecar.connector", "%q transfers nothing: it needs role %q", ConnectorNone, RoleBoth)
 	}

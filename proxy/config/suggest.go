@@ -1,12 +1,27 @@
 package config
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 )
 
-// didYouMean returns ", did you mean X?" with the one of allowed that value is probably a
+// OneOf returns nil if value is one of allowed. Otherwise the error lists allowed and suggests
+// the one that value is probably a misspelling of. For a retired connector the error names the
+// replacement. Keys of a configuration and flags of the command line have the same errors.
+func OneOf(value string, allowed ...string) error {
+	if slices.Contains(allowed, value) {
+		return nil
+	}
+	if err := RetiredConnector(value); err != nil {
+		return err
+	}
+	return fmt.Errorf("must be one of %s, found %q%s", quoteAll(allowed), value, DidYouMean(value, allowed))
+}
+
+// DidYouMean returns ", did you mean X?" with the one of allowed that value is probably a
 // misspelling of, or "".
-func didYouMean(value string, allowed []string) string {
+func DidYouMean(value string, allowed []string) string {
 	if best := nearest(value, allowed); best != "" {
 		return ", did you mean " + best + "?"
 	}
@@ -21,7 +36,7 @@ func nearest(value string, allowed []string) string {
 	if plain == "" || len(plain) > maxLetters {
 		return ""
 	}
-	best, distance := "", len(plain)/4+2 // the least distance that is too far
+	best, distance := "", min(len(plain)/4+2, len(plain)) // the least distance that is too far
 	var ending []string
 	for _, name := range allowed {
 		d := editDistance(plain, letters(name))

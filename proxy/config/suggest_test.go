@@ -21,4 +21,8 @@ func TestNearest(t *testing.T) {
 	if got := nearest("chef", roles()); got != "" {
 		t.Errorf("chef: got %q", got)
 	}
+	// One letter for another is no misspelling.
+	if got := nearest("9", []string{"1", "2"}); got != "" {
+		t.Errorf("9: got %q", got)
+	}
 }

@@ -46,12 +46,14 @@ func (k *checker) server() {
 	k.positive("server.max_header", int64(s.MaxHeader))
 	k.positive("server.read_header_timeout", int64(s.ReadHeaderTimeout))
 	k.oneOf("server.http1", s.HTTP1, HTTP1Own, HTTP1NetHTTP)
+	k.oneOf("server.access_log_format", s.AccessLogFormat, AccessLogJSON, AccessLogCommon)
 	k.positive("server.idle_timeout", int64(s.IdleTimeout))
 	k.positive("server.write_timeout", int64(s.WriteTimeout))
-	if s.HTTP3 != "" && !s.TLS.Enabled() {
-		k.add("server.http3", "needs TLS: set server.tls.cert and server.tls.key, or server.tls.self_signed")
+	if s.HTTP3 != "" && !s.UsesTLS() {
+		k.add("server.http3", "needs TLS: set server.tls.cert and server.tls.key, server.acme.domains, or server.tls.self_signed")
 	}
-	k.tls("server.tls", s.TLS)
+	k.tls("server.tls", s.TLS, s.ACME.Enabled())
+	k.acme()
 
 	for i, text := range s.TrustedProxies {
 		if n, err := parseNetwork(text); err != nil {
@@ -115,8 +117,9 @@ func validOrigin(origin string) bool {
 	return !(u.Scheme == "http" && u.Port() == "80" || u.Scheme == "https" && u.Port() == "443")
 }
 
-// tls checks the certificate of a listener at the key at.
-func (k *checker) tls(at string, t TLS) {
+// tls checks the certificate of a listener at the key at. elsewhere reports that another table
+// has the certificate.
+func (k *checker) tls(at string, t TLS, elsewhere bool) {
 	switch {
 	case t.Cert != "" && t.Key == "":
 		k.add(at+".cert", "needs %s.key", at)
@@ -126,7 +129,7 @@ func (k *checker) tls(at string, t TLS) {
 	if t.SelfSigned && (t.Cert != "" || t.Key != "") {
 		k.add(at+".self_signed", "must not be set together with %s.cert and %s.key", at, at)
 	}
-	if t.ClientCA != "" && !t.Enabled() {
+	if t.ClientCA != "" && !t.Enabled() && !elsewhere {
 		k.add(at+".client_ca", "needs TLS: set %s.cert and %s.key, or %s.self_signed", at, at, at)
 	}
 }
@@ -220,6 +223,6 @@ func (k *checker) policyName(key, name string, builtins []string) {
 		return
 	}
 	if !slices.Contains(builtins, name) {
-		k.add(key, "no built-in policy or [[plugin]] is named %q%s the built-in ones are %s", plugin, cmp.Or(didYouMean(plugin, builtins), ";"), quoteAll(builtins))
+		k.add(key, "no built-in policy or [[plugin]] is named %q%s the built-in ones are %s", plugin, cmp.Or(DidYouMean(plugin, builtins), ";"), quoteAll(builtins))
 	}
 }

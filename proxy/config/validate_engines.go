@@ -24,11 +24,10 @@ func (k *checker) engine(at string, e Engine, names map[string]string) {
 	} else {
 		k.oneOf(key("role"), e.Role, roles()...)
 	}
-	if err := RetiredConnector(e.Connector); err != nil {
-		k.add(key("connector"), "%v", err)
+	k.oneOf(key("connector"), e.Connector, connectors()...)
+	if RetiredConnector(e.Connector) != nil {
 		return // its other keys may have values of the retired connector
 	}
-	k.oneOf(key("connector"), e.Connector, connectors()...)
 	if e.Role == RoleEncode && slices.Contains(connectors(), e.Connector) && !strings.HasPrefix(e.Connector, "vllm-") {
 		k.add(key("role"), "%q is for connectors of vLLM, found %q", RoleEncode, e.Connector)
 	}
@@ -175,6 +174,8 @@ func (k *checker) engineCare() {
 	k.atLeast("retry.attempts", r.Attempts, 1)
 	k.share("retry.budget", r.Budget)
 	k.atLeast("retry.min_budget", r.MinBudget, 0)
+	k.oneOf("retry.continue", r.Continue, ContinueOff, ContinueDrain, ContinueOn)
+	k.atLeast("retry.continue_tokens", r.ContinueTokens, 1)
 
 	k.atLeast("circuit.failures", k.config.Circuit.Failures, 1)
 	k.positive("circuit.open_for", int64(k.config.Circuit.OpenFor))

@@ -21,6 +21,10 @@ func (c *Config) Warnings() []Problem {
 	}
 	k.warnClear()
 	k.warnUnproven()
+	k.warnACME()
+	if c.Server.HTTP1 == HTTP1NetHTTP {
+		k.add("server.http1", `is deprecated: 0.2.0 removes "nethttp"; remove the key`)
+	}
 	for i, e := range c.Engines {
 		k.warnUnused(i, e)
 		if e.InsecureSkipVerify {

@@ -48,6 +48,11 @@ type Attempt struct {
 	// Conversation is the name of the request's conversation, for engines whose
 	// protocol has a field for it; "" if unknown. Only a Configurer gets it.
 	Conversation string
+	// ReturnIDs asks the engine of the next leg for the token ids of its events.
+	ReturnIDs bool
+	// PromptIDs is the raw list of the token ids that are the prompt of a chat, in the place of
+	// its messages; nil: the messages are. Only vLLM's engines read it.
+	PromptIDs []byte
 }
 
 // Leg is one call as bytes. Header holds only the connector's lines. The exchange puts
@@ -116,7 +121,7 @@ const (
 	UntilAnswer  Until = iota // the whole answer is read
 	UntilHead                 // the head of the answer is there; closing the connection then makes the engine abort
 	UntilEvent                // the first content of the stream is there; closing the connection then makes the engine abort
-	UntilRefused              // the answer has a 4xx status: the engine frees by rejecting the call
+	UntilRefused              // the answer has a status that blames the request (upstream.RequestAtFault): the engine frees by rejecting the call
 	UntilServed               // the proxy has read the whole answer, without a time limit for prefill; the proxy repeats the call only if the engine's answer requests this
 )
 
@@ -190,13 +195,12 @@ type Ordered interface {
 	Order(a *Attempt, style string) (flow abi.Flow, fallback string)
 }
 
-// Dated is a connector with engine releases that fail on the prefill leg of some
-// requests.
+// Dated is a connector with engine releases that fail on a leg of some requests.
 type Dated interface {
-	// Unfit returns an *openai.Error that names the field if prefill, by its facts,
-	// cannot serve the prefill leg of r. r is Pairable. sure is false if the leg may
-	// succeed: it is sent if no engine serves the request whole.
-	Unfit(r *openai.Request, prefill *engine.Facts) (sure bool, err error)
+	// Unfit returns an *openai.Error if the engine t, by its facts, cannot serve the leg of r in
+	// this phase, and the reason for a counter. r is Pairable. sure is false if the leg may
+	// succeed: the proxy sends the leg if no engine serves the request whole.
+	Unfit(r *openai.Request, phase abi.Phase, t engine.Target) (reason string, sure bool, err error)
 }
 
 // Deferrer is a connector whose prefill may answer before decode has registered the

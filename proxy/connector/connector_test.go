@@ -56,7 +56,7 @@ func TestServes(t *testing.T) {
 	vllm := []openai.API{openai.Generate, openai.ClassifyV1}
 	refused := map[string][]openai.API{
 		"vllm-nixl": vllm, "vllm-nixl-push": vllm, "vllm-store": vllm, "vllm-moriio": vllm, "vllm-moriio-read": vllm, "vllm-mooncake": vllm, "vllm-p2p-tier": vllm,
-		"sglang": {openai.Responses, openai.Messages, openai.VLLMGenerate, openai.Rerank, openai.RerankV2, openai.Score, openai.Pooling, openai.Translations, openai.Speech},
+		"sglang": {openai.VLLMGenerate, openai.Rerank, openai.RerankV2, openai.Score, openai.Pooling, openai.Translations, openai.Speech},
 		"trtllm": {openai.Messages, openai.Generate, openai.VLLMGenerate, openai.Tokenize, openai.Detokenize, openai.Rerank, openai.RerankV1, openai.RerankV2,
 			openai.Score, openai.ScoreV1, openai.Classify, openai.ClassifyV1, openai.Pooling, openai.CountTokens, openai.Transcriptions, openai.Translations, openai.Speech},
 		"none": nil,

@@ -40,8 +40,11 @@ func readModels(f *engine.Facts, body []byte) error {
 	if !ok || err != nil {
 		return errors.New("read facts: " + modelsPath + ": data is no list")
 	}
-	f.Models, f.Cards = nil, nil
+	f.Models, f.Cards, f.Owner = nil, nil, ""
 	for model := range list {
+		if owner := text(model, "owned_by"); f.Owner == "" && len(owner) <= openai.MaxModel {
+			f.Owner = owner
+		}
 		id := text(model, "id")
 		if id == "" || len(id) > openai.MaxModel {
 			continue

@@ -28,11 +28,11 @@ func (sglang) Flow() abi.Flow { return abi.FlowConcurrent }
 // AggregatesOn is empty: prefill and decode engines reject a request without a room.
 func (sglang) AggregatesOn() abi.Role { return 0 }
 
-// Serves accepts the three routes whose schemas have the transfer's fields, and those whole
-// routes that SGLang has. Source: srt/entrypoints/http_server.py.
+// Serves accepts the routes whose schemas have the transfer's fields, and those whole routes that
+// SGLang has. Source: srt/entrypoints/http_server.py.
 func (sglang) Serves(api openai.API) bool {
 	switch api {
-	case openai.Completions, openai.Chat, openai.Generate,
+	case openai.Completions, openai.Chat, openai.Generate, openai.Responses, openai.Messages,
 		openai.Embeddings, openai.Tokenize, openai.Detokenize, openai.RerankV1, openai.ScoreV1,
 		openai.Classify, openai.ClassifyV1, openai.CountTokens,
 		openai.Transcriptions, openai.ImageGenerations, openai.ImageEdits: // images: multimodal_gen/runtime/entrypoints
@@ -53,6 +53,9 @@ func (sglang) Pairable(r *openai.Request) error {
 		if err := oneSequence(r); err != nil {
 			return err
 		}
+	}
+	if field := storedState(r); field != "" {
+		return notPairable(field, "'"+field+"' needs a response that an engine stores, which engines of a pair cannot, and no engine here serves the request whole.")
 	}
 	if field := promptLogprobs(r); field != "" {
 		return notPairable(field, "'"+field+"' asks for log probabilities of the prompt, which decode does not have, and no engine here serves the request whole.")
@@ -81,14 +84,19 @@ func promptLogprobs(r *openai.Request) string {
 
 // Aggregated is for engines of role both, which run without disaggregation.
 func (sglang) Aggregated(a *Attempt, dst []byte) (Leg, error) {
-	if a.Decode.Spec.Ranks <= 1 || a.Request.API == openai.EngineRoute { // nothing is known about its members
-		return plain(a, dst), nil
+	var (
+		digits [20]byte
+		rank   []byte
+	)
+	if a.Decode.Spec.Ranks > 1 && a.Request.API != openai.EngineRoute { // nothing is known about the members of an EngineRoute
+		rank = strconv.AppendInt(digits[:0], int64(a.Decode.Rank), 10)
 	}
-	var rank [20]byte
-	room := [editRoom]openai.Edit{
-		{Key: "routed_dp_rank", Value: strconv.AppendInt(rank[:0], int64(a.Decode.Rank), 10)},
+	room := [editRoom]openai.Edit{{Key: "routed_dp_rank", Value: rank}, namedForMessages(a)}
+	n := 2
+	if rank == nil && room[1].Value == nil {
+		n = 0
 	}
-	return spliced(a, dst, room[:1]), nil
+	return spliced(a, dst, room[:n]), nil
 }
 
 // Prefill's answer is not a stream. Therefore a failure has an HTTP status, and the
@@ -113,7 +121,10 @@ func (sglang) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 		return readBatch(a, n, body)
 	}
 	if a.Request.Stream && len(body) > 0 && !isObject(body) {
-		return Handoff{}, readStream(body)
+		return Handoff{}, readStream(a.Request.API, body)
+	}
+	if a.Request.API == openai.Responses || a.Request.API == openai.Messages {
+		return Handoff{}, readTyped(a.Request.API, body)
 	}
 	for _, path := range [...][]string{
 		{"choices", "0", "finish_reason"},
@@ -142,7 +153,7 @@ func isAbort(reason []byte) bool {
 
 func (sglang) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	m := a.meet(false)
-	if byHeader(a, a.Decode) {
+	if byHeader(a, a.Decode) && !a.ReturnIDs {
 		return m.override(a), nil
 	}
 	return m.splice(a, dst, false), nil
@@ -176,7 +187,7 @@ func (sglang) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	return calls
 }
 
-// abortRID: the engine matches rid as a prefix. All ids have the same length, so only
+// abortRID: the engine matches rid as a prefix. All ids of a route have the same length, so only
 // this one matches.
 func abortRID(rid string, phase abi.Phase) Cleanup {
 	return Cleanup{
@@ -223,7 +234,7 @@ func (m *meeting) splice(a *Attempt, dst []byte, prefill bool) Leg {
 	var (
 		host                           [80]byte
 		port, room, ownRank, otherRank [20]byte
-		rid                            [40]byte
+		rid                            [48]byte
 		own, prefills, stream, prompt  []byte
 	)
 	if m.prefills >= 0 {
@@ -238,22 +249,34 @@ func (m *meeting) splice(a *Attempt, dst []byte, prefill bool) Leg {
 	if a.Request.API == openai.Completions {
 		prompt, _ = lone(a.Request)
 	}
-	rooms, rids := strconv.AppendUint(room[:0], bootstrapRoom(a, 0), 10), openai.AppendQuoted(rid[:0], a.LegID)
+	rooms, rids := strconv.AppendUint(room[:0], bootstrapRoom(a, 0), 10), openai.AppendQuoted(rid[:0], ridFor(a))
 	if n := batch(a.Request); n > 0 {
 		rooms, rids = roomList(a, n), ridList(a.LegID, n)
+	}
+	var header []Field
+	key := "rid"
+	switch a.Request.API {
+	case openai.Responses:
+		key = "request_id"
+	case openai.Messages:
+		rids, header = nil, ridHeader(a, prefill)
+	default:
 	}
 	edits := [editRoom]openai.Edit{
 		{Key: "bootstrap_host", Value: openai.AppendQuoted(host[:0], m.host)},
 		{Key: "bootstrap_port", Value: strconv.AppendInt(port[:0], int64(m.port), 10)},
 		{Key: "bootstrap_room", Value: rooms},
-		{Key: "rid", Value: rids},
+		{Key: key, Value: rids},
 		{Key: "routed_dp_rank", Value: own},
 		{Key: "disagg_prefill_dp_rank", Value: prefills},
 		{Key: "stream", Value: stream},
 		{Key: "stream_options", Remove: prefill},
 		{Key: "prompt", Value: prompt},
+		namedForMessages(a),
 	}
-	return spliced(a, dst, edits[:9])
+	leg := spliced(a, dst, edits[:10])
+	leg.Header = header
+	return leg
 }
 
 // bootstrapHost is the host of prefill's registry, as decode reaches it. The engines

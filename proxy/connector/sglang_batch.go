@@ -120,11 +120,15 @@ func readBatch(a *Attempt, n int, body []byte) (Handoff, error) {
 	return Handoff{}, badReply("no finish reason for the last of the batch")
 }
 
-// abortAll appends the calls that abort every sequence of a's leg of a phase.
+// abortAll appends the calls that abort every sequence of a's leg of a phase. Messages without a rid
+// have no calls.
 func abortAll(calls []Cleanup, a *Attempt, phase abi.Phase) []Cleanup {
+	if a.Request.API == openai.Messages && ridHeader(a, phase == abi.Prefill) == nil {
+		return calls
+	}
 	n := max(1, batch(a.Request))
 	for i := range n {
-		calls = append(calls, abortRID(ridOf(a.LegID, i, n), phase))
+		calls = append(calls, abortRID(ridOf(ridFor(a), i, n), phase))
 	}
 	return calls
 }

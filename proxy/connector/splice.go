@@ -1,6 +1,7 @@
 package connector
 
 import (
+	"bytes"
 	"strconv"
 	"unsafe"
 
@@ -8,8 +9,9 @@ import (
 )
 
 // editRoom is the number of edits that a leg has room for: up to twelve of the
-// connector's own, the priority, and those that cut PD fields.
-const editRoom = 13 + openai.PDCuts
+// connector's own, the priority, two of a stream that can be continued, and those that cut PD
+// fields.
+const editRoom = 15 + openai.PDCuts
 
 // literal returns the bytes of a constant, for the value of an edit. They must not be
 // written to.
@@ -33,6 +35,13 @@ func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 		edits = edits[:len(edits)+1]
 		edits[len(edits)-1] = openai.Edit{Key: "priority", Value: a.Priority}
 	}
+	if a.ReturnIDs {
+		edits = edits[:len(edits)+1]
+		edits[len(edits)-1] = openai.Edit{Key: "return_token_ids", Value: literalTrue}
+	}
+	if a.PromptIDs != nil {
+		edits = withPromptIDs(edits, a.PromptIDs)
+	}
 	if !a.Trust && !a.Request.WithoutPD {
 		edits = openai.CutPD(edits, a.Request)
 	}
@@ -42,6 +51,24 @@ func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 	}
 	leg.Body = a.Request.Append(dst, edits...)
 	return leg
+}
+
+// promptIDsRoom is what the name of prompt_token_ids adds to the transfer's parameters, in bytes.
+const promptIDsRoom = 32
+
+// withPromptIDs adds ids to the transfer's parameters, if the leg has some. vLLM removes them before
+// its connector reads the parameters (renderers/online_renderer.py, _reused_prompt_token_ids).
+func withPromptIDs(edits []openai.Edit, ids []byte) []openai.Edit {
+	at, params := len(edits), []byte("{}")
+	for i := range edits {
+		if edits[i].Key == "kv_transfer_params" {
+			at, params = i, bytes.Clone(edits[i].Value) // a copy, which moves no edit to the heap
+		}
+	}
+	edits = edits[:max(len(edits), at+1)]
+	edits[at].Key, edits[at].Remove = "kv_transfer_params", false
+	edits[at].Value = openai.AppendEdited(make([]byte, 0, len(params)+len(ids)+promptIDsRoom), params, openai.Edit{Key: "prompt_token_ids", Value: ids})
+	return edits
 }
 
 // plain returns the leg that one engine answers alone: the client's body without its PD

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
@@ -149,17 +150,17 @@ func toolChoiceOf(api openai.API, choice []byte) toolChoice {
 
 // Unfit rejects forced tool calls if prefill's release fails on them, or may fail. It
 // is sure for "required" with a known release.
-func (nixl) Unfit(r *openai.Request, prefill *engine.Facts) (sure bool, err error) {
+func (nixl) Unfit(r *openai.Request, phase abi.Phase, t engine.Target) (reason string, sure bool, err error) {
 	raw, given := r.Get("tool_choice")
-	if !given {
-		return false, nil
+	if !given || phase != abi.Prefill {
+		return "", false, nil
 	}
 	choice := toolChoiceOf(r.API, raw)
-	major, minor := release(prefill.Version)
+	major, minor := release(t.Facts().Version)
 	first := 0 // the first 0.x without the bug
 	switch {
 	case choice == toolFree || major > 0:
-		return false, nil
+		return "", false, nil
 	case choice == toolNamed:
 		first = 21
 	case r.API == openai.Responses:
@@ -168,9 +169,9 @@ func (nixl) Unfit(r *openai.Request, prefill *engine.Facts) (sure bool, err erro
 		first = 18
 	}
 	if minor >= first {
-		return false, nil
+		return "", false, nil
 	}
-	return choice == toolRequired && minor > 0, notPairable("tool_choice",
+	return "forced_tool", choice == toolRequired && minor > 0, notPairable("tool_choice",
 		"'tool_choice' forces a tool call, on which prefill engines of this release fail, and no engine here serves the request whole.")
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -42,20 +43,30 @@ func TestUnfit(t *testing.T) {
 		if err := openai.ParseRequest(api, []byte(tt.body), &r); err != nil {
 			t.Fatal(err)
 		}
+		unfit := func(version string) (bool, error) {
+			reason, sure, err := nixl{}.Unfit(&r, abi.Prefill, place(config.Engine{}, "10.0.0.5", 0, engine.Facts{Version: version}))
+			if (reason == "forced_tool") != (err != nil) {
+				t.Errorf("%s: reason %q of %v", version, reason, err)
+			}
+			return sure, err
+		}
+		if _, _, err := (nixl{}).Unfit(&r, abi.Decode, place(config.Engine{}, "10.0.0.5", 0, engine.Facts{Version: tt.last})); err != nil {
+			t.Errorf("%s, %s: decode is unfit: %v", tt.path, tt.body, err)
+		}
 		for _, version := range []string{tt.first, tt.first + "rc1.dev3+g0123abc", "0.32.0+sim", "0.100.0", "1.0.0"} {
-			if _, err := (nixl{}).Unfit(&r, &engine.Facts{Version: version}); err != nil {
+			if _, err := unfit(version); err != nil {
 				t.Errorf("%s, %s, %s: (nixl{}).Unfit = %v, want nil", tt.path, tt.body, version, err)
 			}
 		}
 		if tt.last == "" {
-			if _, err := (nixl{}).Unfit(&r, &engine.Facts{}); err != nil {
+			if _, err := unfit(""); err != nil {
 				t.Errorf("%s, %s: (nixl{}).Unfit = %v, want nil", tt.path, tt.body, err)
 			}
 			continue
 		}
 		for _, version := range []string{tt.last, "0.8.5.post1", "0.11.0+rocm", "", "0.1.dev1+g0123abc", "dev", "x.y", "0.-9.1"} {
 			known := version != "" && version[0] == '0' && version[2] != '-' && version != "0.1.dev1+g0123abc"
-			sure, err := nixl{}.Unfit(&r, &engine.Facts{Version: version})
+			sure, err := unfit(version)
 			var refusal *openai.Error
 			if !errors.As(err, &refusal) || refusal.Param != "tool_choice" || sure != (tt.sure && known) {
 				t.Errorf("%s %s: %q: %v, sure %v", tt.path, tt.body, version, err, sure)
@@ -64,11 +75,12 @@ func TestUnfit(t *testing.T) {
 	}
 }
 
-// TestDated: every connector with a one-token prefill leg on vLLM is Dated.
+// TestDated: every connector with a one-token prefill leg on vLLM is Dated, and SGLang, whose older
+// releases have fewer routes with a transfer.
 func TestDated(t *testing.T) {
 	for _, c := range All() {
 		_, dated := c.(Dated)
-		if want := c.Name() != "sglang" && c.Name() != "trtllm" && c.Name() != "none"; dated != want {
+		if want := c.Name() != "trtllm" && c.Name() != "none"; dated != want {
 			t.Errorf("%s: %v", c.Name(), dated)
 		}
 	}

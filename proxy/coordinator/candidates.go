@@ -16,6 +16,7 @@ import (
 // better than no engine, and one that listens is better than one that does not.
 const (
 	fit      uint8 = iota
+	full           // it has refused a request for lack of room
 	broken         // its circuit, or that of its pair with the fixed prefill, is open
 	excluded       // its instance failed in an earlier attempt of this exchange
 	ended          // its host refuses connections
@@ -59,12 +60,17 @@ func (t *table) reset(p *engine.Pool, a *PlacementRequest, needs abi.Needs, now 
 
 // add appends the target of r with its load and the given roles.
 func (t *table) add(r *engine.Row, roles abi.Role, a *PlacementRequest, now time.Time) {
-	c, f := r.Facts, fit
+	t.place.Candidates = append(t.place.Candidates, r.Facts)
+	c, f := &t.place.Candidates[len(t.place.Candidates)-1], fit
 	c.Roles = roles
-	load := r.Load[r.Rank].View(now)
+	counter := &r.Load[r.Rank]
+	load := counter.View(now)
 	c.Requests, c.Tokens, c.Usage, c.TokenMicros = load.Requests, load.Tokens, load.Usage, load.PrefillMicros
 	if t.needs != 0 || t.adapter != "" {
-		t.addNeeded(r, &c, &load, now)
+		t.addNeeded(r, c, &load, now)
+	}
+	if counter.Full(now) && r.Target != a.Same.Prefill && r.Target != a.Same.Decode {
+		f = full
 	}
 	switch r.Breaker.Circuit(now) {
 	case circuit.Open:
@@ -78,25 +84,14 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *PlacementRequest, now time
 	case len(a.Excluded) != 0 && a.excludes(r.Instance):
 		f = excluded
 	}
-	t.place.Candidates = append(t.place.Candidates, c)
 	t.targets = append(t.targets, r.Target)
 	t.fitness = append(t.fitness, f)
 }
 
 // addNeeded adds the facts about row c that only some policies need, or only requests for an adapter.
 func (t *table) addNeeded(r *engine.Row, c *abi.Candidate, v *load.View, now time.Time) {
-	said, ok := r.Load[r.Rank].Reported()
-	counts := ok && said.Counts(now)
-	if t.needs&abi.NeedDetails != 0 {
-		d := r.Detail
-		if counts {
-			d.Running, d.Waiting = said.Running, said.Waiting
-		}
-		t.place.Details = append(t.place.Details, d)
-	}
-	if t.adapter != "" && counts {
-		c.Adapter = said.Adapters.State(t.adapter)
-		t.place.Adapters = t.place.Adapters || c.Adapter != abi.AdapterUnknown
+	if t.needs&abi.NeedDetails != 0 || t.adapter != "" {
+		t.addReported(r, c, now)
 	}
 	if t.needs&abi.NeedBlocks != 0 {
 		c.Queued = v.Queued
@@ -111,28 +106,21 @@ func (t *table) addNeeded(r *engine.Row, c *abi.Candidate, v *load.View, now tim
 	}
 }
 
-// predict appends the prediction for row c, whose target is r.
-func (t *table) predict(r *engine.Row, c *abi.Candidate, v *load.View, now time.Time) {
-	var streams predict.Streams
-	if r.Role&abi.RoleDecode != 0 {
-		streams = predict.Streams{Requests: int64(v.Requests), Tokens: v.Decode}
+// addReported adds the facts about row c that its engine reports.
+func (t *table) addReported(r *engine.Row, c *abi.Candidate, now time.Time) {
+	said, ok := r.Load[r.Rank].Reported()
+	counts := ok && said.Counts(now)
+	if t.needs&abi.NeedDetails != 0 {
+		d := r.Detail
+		if counts {
+			d.Running, d.Waiting = said.Running, said.Waiting
+		}
+		t.place.Details = append(t.place.Details, d)
 	}
-	prompt := predict.Prompt{Tokens: t.place.Request.PromptTokens, Cached: c.Matched()}
-	t.place.Predictions = append(t.place.Predictions, r.Queues[r.Rank].Predict(t.timesOf(r.Target), c.Roles, prompt, streams, now))
-}
-
-// timesOf returns the models of a target's type.
-func (t *table) timesOf(target engine.Target) *predict.Engine {
-	if e := target.Times.Load(); e != nil {
-		return e
+	if t.adapter != "" && counts {
+		c.Adapter = said.Adapters.State(t.adapter)
+		t.place.Adapters = t.place.Adapters || c.Adapter != abi.AdapterUnknown
 	}
-	of := predict.Type{Role: target.Role, Hardware: target.Instance.Detail().Hardware}
-	if models := target.Models(); len(models) > 0 {
-		of.Model = models[0]
-	}
-	e := t.types.Of(of)
-	target.Times.Store(e)
-	return e
 }
 
 // move copies row from to row to; to is not above from.
@@ -268,7 +256,7 @@ func (t *table) fillStates() {
 		}
 	}
 	clear(t.decodes) // so that the memory keeps no instance that has left
-	clear(t.known)
+	clear(t.known[:cap(t.known)])
 }
 
 // row returns the row of target that can take one of the phases; -1: none.

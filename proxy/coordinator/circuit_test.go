@@ -102,6 +102,42 @@ func TestOfferedAggregated(t *testing.T) {
 	}
 }
 
+// TestOfferedFull: targets that have just refused a request for lack of room are offered only if
+// a phase has no others, and before those that failed.
+func TestOfferedFull(t *testing.T) {
+	both := []string{"a both one", "b both one", "c both one"}
+	pairs := []string{"p prefill", "q prefill", "d decode", "e decode"}
+	for _, tt := range []struct {
+		name                   string
+		specs                  []string
+		full, broken, excluded []string
+		want                   string
+	}{
+		{"one", both, []string{"a"}, nil, nil, "b:both c:both "},
+		{"all", both, []string{"a", "b", "c"}, nil, nil, "a:both b:both c:both "},
+		{"before broken and excluded", both, []string{"a"}, []string{"b"}, []string{"c"}, "a:both "},
+		{"decode", pairs, []string{"d"}, nil, nil, "p:prefill q:prefill e:decode "},
+		{"prefill", pairs, []string{"p"}, nil, nil, "q:prefill d:decode e:decode "},
+		{"all decodes, one prefill", pairs, []string{"d", "e", "q"}, nil, nil, "p:prefill d:decode e:decode "},
+		{"decode, and the other has failed", pairs, []string{"d"}, nil, []string{"e"}, "p:prefill q:prefill d:decode "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, tt.specs...)
+			w.BreakCircuit(t, tt.broken...)
+			a := placetest.NewPlacementRequest()
+			for _, name := range tt.full {
+				w.Reg.NoRoom(w.Target(t, name, 0))
+			}
+			for _, name := range tt.excluded {
+				a.Excluded = append(a.Excluded, w.Target(t, name, 0))
+			}
+			if got := offered(w.Must(t, a)); got != tt.want {
+				t.Errorf("offered %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
 // halfOpen runs f in simulated time. The circuits of the named instances have just
 // become half open.
 func halfOpen(t *testing.T, specs []string, names []string, f func(t *testing.T, w *world)) {

@@ -258,7 +258,7 @@ func (l *Local) choose(ctx context.Context, d Decider, t *table, g *committed, n
 		ok = false
 	}
 	if !ok {
-		g.Policy, t.place.Scored = native, false
+		g.Policy, t.place.Scored, t.place.Scale = native, false, 0
 		if chosen, _, ok = l.fallback.Place(ctx, &t.place); !ok || !t.place.Allows(chosen) {
 			chosen = t.leastLoad()
 		}

@@ -17,7 +17,7 @@ func TestKnownPairs(t *testing.T) {
 	for round := range 20 {
 		var specs []string
 		for k := range 12 {
-			specs = append(specs, fmt.Sprintf("e%d%c%d %s two %d", k, 'x', 1+k%3, []string{"prefill", "decode", "both"}[r.IntN(3)], 1+r.IntN(3)))
+			specs = append(specs, fmt.Sprintf("e%dx%d %s two %d", k, 1+k%3, []string{"prefill", "decode", "both"}[r.IntN(3)], 1+r.IntN(3)))
 		}
 		w := newWorld(t, append(specs, "p0x1 prefill", "d0x1 decode")...)
 		var targets []engine.Target

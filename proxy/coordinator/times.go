@@ -6,8 +6,33 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
+
+// predict appends the prediction for row c, whose target is r.
+func (t *table) predict(r *engine.Row, c *abi.Candidate, v *load.View, now time.Time) {
+	var streams predict.Streams
+	if r.Role&abi.RoleDecode != 0 {
+		streams = predict.Streams{Requests: int64(v.Requests), Tokens: v.Decode}
+	}
+	prompt := predict.Prompt{Tokens: t.place.Request.PromptTokens, Cached: c.Matched()}
+	t.place.Predictions = append(t.place.Predictions, r.Queues[r.Rank].Predict(t.timesOf(r.Target), c.Roles, prompt, streams, now))
+}
+
+// timesOf returns the models of a target's type.
+func (t *table) timesOf(target engine.Target) *predict.Engine {
+	if e := target.Times.Load(); e != nil {
+		return e
+	}
+	of := predict.Type{Role: target.Role, Hardware: target.Instance.Detail().Hardware}
+	if models := target.Models(); len(models) > 0 {
+		of.Model = models[0]
+	}
+	e := t.types.Of(of)
+	target.Times.Store(e)
+	return e
+}
 
 // times measures the legs of a placement for later predictions. A lease's mutex guards it.
 type times struct {

@@ -42,6 +42,8 @@ type Client struct {
 	cut   bool // the connection must be cut
 
 	renewed time.Time // the last call of Events.RenewWrites that had an effect
+
+	received, sent int64 // bytes of the bodies; see Transferred
 }
 
 // Open begins a request. It counts the request's memory in b, and takes the limits of
@@ -64,6 +66,10 @@ func (c *Client) Request() *http.Request { return c.r }
 
 // URL returns the target of the request. The caller must not change it.
 func (c *Client) URL() *url.URL { return c.r.URL }
+
+// Transferred returns the bytes of the request's body that have come, as the client coded it, and
+// the bytes of the answer's body that have been sent. Heads do not count.
+func (c *Client) Transferred() (received, sent int64) { return c.received, c.sent }
 
 // RemoteAddr returns the address of the client, as net/http has it.
 func (c *Client) RemoteAddr() string { return c.r.RemoteAddr }
@@ -120,6 +126,7 @@ func (c *Client) ReadBody(client string) (err error) {
 		}
 		return bodyReadError(c.r.Context(), err)
 	})
+	c.received = int64(len(c.body.B))
 	if err != nil {
 		return err
 	}
@@ -253,7 +260,7 @@ func (c *Client) WriteBody(status int, body []byte) error {
 func (c *Client) Error(api openai.API, e *openai.Error) {
 	c.begun = true
 	c.limitAnswer()
-	ErrorOf(c.w, api, e)
+	c.sent += int64(ErrorOf(c.w, api, e))
 }
 
 // limitAnswer gives the client server.write_timeout from now to receive the written bytes.
@@ -269,7 +276,9 @@ func (c *Client) LimitWrites(limit time.Duration) {
 
 // Write writes a part of an answer that has begun. The error is ErrWrite.
 func (c *Client) Write(p []byte) error {
-	if _, err := c.w.Write(p); err != nil {
+	n, err := c.w.Write(p)
+	c.sent += int64(n)
+	if err != nil {
 		return ErrWrite
 	}
 	return nil
@@ -285,7 +294,8 @@ const breakLimit = time.Second
 // complete. sequence is the number of the event in a responses stream.
 func (c *Client) Break(api openai.API, e *openai.Error, sequence int64) {
 	c.LimitWrites(breakLimit)
-	c.w.Write(api.AppendErrorEvent(nil, e, sequence))
+	n, _ := c.w.Write(api.AppendErrorEvent(nil, e, sequence))
+	c.sent += int64(n)
 	c.rc.Flush()
 }
 

@@ -14,7 +14,8 @@ type Events struct {
 	w      http.ResponseWriter
 	rc     http.ResponseController
 	buf    *buffer.Buffer // nil between Free and Take
-	renews *Client        // its deadline for writes; nil: its protocol needs none
+	client *Client
+	renews bool // the protocol of the client needs a deadline for writes
 }
 
 // eventsBuffer is the size in bytes of the memory that Take returns. It holds many events and
@@ -24,11 +25,7 @@ const eventsBuffer = 4 << 10
 // Events returns the writer of the events of the answer, which has begun. It takes over buf, which no
 // budget counts; nil is allowed.
 func (c *Client) Events(buf *buffer.Buffer) Events {
-	e := Events{w: c.w, rc: c.rc, buf: buf}
-	if c.r.ProtoMajor >= 2 {
-		e.renews = c
-	}
-	return e
+	return Events{w: c.w, rc: c.rc, buf: buf, client: c, renews: c.r.ProtoMajor >= 2}
 }
 
 // Take returns the memory into which the caller reads events for Write. It is the same memory until
@@ -49,7 +46,8 @@ func (e *Events) Free() {
 // Write writes whole events. The last events are not flushed: the end of the answer is
 // sent with them. The error is ErrWrite.
 func (e *Events) Write(events []byte, last bool) error {
-	_, err := e.w.Write(events)
+	n, err := e.w.Write(events)
+	e.client.sent += int64(n)
 	if err == nil && !last {
 		err = e.rc.Flush()
 	}
@@ -64,8 +62,8 @@ func (e *Events) Write(events []byte, last bool) error {
 // progress. So the deadline is later than timeouts.stream_idle, which ends the stream with an error
 // event. The stream calls RenewWrites whenever bytes have come from the engine; now is that time.
 func (e *Events) RenewWrites(now time.Time) {
-	c := e.renews
-	if c != nil && now.Sub(c.renewed) > renewEvery {
+	c := e.client
+	if e.renews && now.Sub(c.renewed) > renewEvery {
 		c.renewed = now
 		idle := time.Duration(c.cfg.Timeouts.StreamIdle) + 2*renewEvery
 		e.rc.SetWriteDeadline(now.Add(max(time.Duration(c.cfg.Server.WriteTimeout), idle)))

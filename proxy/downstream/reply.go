@@ -12,8 +12,9 @@ import (
 // Error answers with an error in OpenAI's form.
 func Error(w http.ResponseWriter, e *openai.Error) { ErrorOf(w, 0, e) }
 
-// ErrorOf answers with an error in the form of an API.
-func ErrorOf(w http.ResponseWriter, api openai.API, e *openai.Error) {
+// ErrorOf answers with an error in the form of an API. It returns the number of bytes of the body that
+// it has written.
+func ErrorOf(w http.ResponseWriter, api openai.API, e *openai.Error) int {
 	h := w.Header()
 	if (e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests) && h.Get("Retry-After") == "" {
 		h.Set("Retry-After", "1")
@@ -25,7 +26,8 @@ func ErrorOf(w http.ResponseWriter, api openai.API, e *openai.Error) {
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(e.Status)
-	w.Write(body)
+	n, _ := w.Write(body)
+	return n
 }
 
 // JSON answers with v as JSON.

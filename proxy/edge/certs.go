@@ -13,11 +13,13 @@ import (
 	"math/big"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/edge/acme"
 	"github.com/pdproxy/pdproxy/proxy/pemfile"
 )
 
@@ -31,6 +33,7 @@ type Certs struct {
 	key     string // of cfg in the configuration
 	cfg     config.TLS
 	own     []tls.Certificate // the self-signed certificate, made once; empty if files are used
+	acme    *acme.Source      // writes the files; nil: cfg names them
 	log     *slog.Logger
 	current atomic.Pointer[tls.Config]
 	mu      sync.Mutex
@@ -55,6 +58,17 @@ func LoadCerts(key string, cfg config.TLS, log *slog.Logger) (*Certs, error) {
 	return c, nil
 }
 
+// ObtainCerts is LoadCerts for a server whose certificates come from an ACME server. Run orders
+// and renews them. Their number may be 0 at first.
+func ObtainCerts(cfg *config.Server, log *slog.Logger) (*Certs, error) {
+	source, err := acme.New(cfg.ACME, log)
+	if err != nil {
+		return nil, err
+	}
+	c := &Certs{key: "server.acme", cfg: cfg.TLS, acme: source, log: log}
+	return c, c.Reload()
+}
+
 // Reload reads the files again. After an error the old certificates stay in use. The error
 // is of type pemfile.Errors.
 func (c *Certs) Reload() error {
@@ -76,8 +90,14 @@ func (c *Certs) refresh() (changed bool, err error) {
 }
 
 // Run checks the files every two seconds and loads them again when their content has
-// changed. It returns when ctx ends, and starts no goroutine.
+// changed. It also obtains certificates from the ACME server, if there is one. It returns when
+// ctx ends.
 func (c *Certs) Run(ctx context.Context) {
+	if c.acme != nil {
+		var obtaining sync.WaitGroup
+		defer obtaining.Wait()
+		obtaining.Go(func() { c.acme.Run(ctx) })
+	}
 	tick := time.NewTicker(certCheck)
 	defer tick.Stop()
 	failures := 0
@@ -104,10 +124,16 @@ func (c *Certs) Run(ctx context.Context) {
 func (c *Certs) Config(protos ...string) *tls.Config {
 	type derived struct{ from, conf *tls.Config }
 	var last atomic.Pointer[derived] // reusing the configuration keeps session tickets valid
+	challenged := c.acme != nil && slices.Contains(protos, "http/1.1")
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: protos,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			if challenged {
+				if conf := c.acme.Challenge(hello); conf != nil {
+					return conf, nil
+				}
+			}
 			from := c.current.Load()
 			if d := last.Load(); d != nil && d.from == from {
 				return d.conf, nil
@@ -124,11 +150,20 @@ func (c *Certs) Config(protos ...string) *tls.Config {
 func (c *Certs) load() (*tls.Config, [sha256.Size]byte, error) {
 	conf := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: c.own}
 	var r pemfile.Reader
-	if !c.cfg.SelfSigned {
+	switch {
+	case c.acme != nil:
+		for _, p := range c.acme.Pairs() {
+			conf.Certificates = append(conf.Certificates, r.Pair(pemfile.File{Key: "server.acme.storage", Path: p.Cert}, pemfile.File{Key: "server.acme.storage", Path: p.Key}))
+		}
+	case !c.cfg.SelfSigned:
 		conf.Certificates = []tls.Certificate{r.Pair(pemfile.File{Key: c.key + ".cert", Path: c.cfg.Cert}, pemfile.File{Key: c.key + ".key", Path: c.cfg.Key})}
 	}
 	if c.cfg.ClientCA != "" {
-		conf.ClientCAs = r.Pool(pemfile.File{Key: c.key + ".client_ca", Path: c.cfg.ClientCA})
+		at := c.key
+		if c.acme != nil {
+			at = "server.tls"
+		}
+		conf.ClientCAs = r.Pool(pemfile.File{Key: at + ".client_ca", Path: c.cfg.ClientCA})
 		conf.ClientAuth = tls.RequireAndVerifyClientCert
 	}
 	sum, err := r.Sum()

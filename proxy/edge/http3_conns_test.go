@@ -245,7 +245,8 @@ func newLeaving(t *testing.T, change func(*config.Config)) *leaving {
 	t.Cleanup(func() { tr.Close() })
 	l.client = tr.NewClientConn(l.busy)
 	go func() { l.running <- l.get("/running") }()
-	for l.served.running.Load() == 0 || openPlaces(l.places) < 2 {
+	// The end of the listener refuses a connection whose handshake the server has not finished.
+	for l.served.running.Load() == 0 || openPlaces(l.places) < 2 || l.quic.conns.handshaking.Load() > 0 {
 		time.Sleep(time.Millisecond)
 	}
 	return l

@@ -90,6 +90,7 @@ func (s *Server) shutdown(limit, waited time.Duration) error {
 	})
 	err := s.shutdownAll(ctx)
 	if err != nil {
+		s.endWatches()
 		for _, e := range s.servers {
 			e.Close()
 		}

@@ -66,6 +66,12 @@ func Listen(cfg *config.Config, o Options) (*Server, error) {
 			return nil, fmt.Errorf("admin.listen: %w", err)
 		}
 	}
+	if s.public != nil && s.certs != nil && s.certs.acme != nil {
+		if err = s.certs.acme.Listen(s.public.Addr()); err != nil {
+			s.closeListeners()
+			return nil, err
+		}
+	}
 	if cfg.Server.HTTP3 != "" && s.public != nil {
 		if s.quic, err = listenQUIC(cfg, o, s.base, s.places); err != nil {
 			s.closeListeners()
@@ -221,6 +227,7 @@ func (s *Server) Opened() Sockets { return Sockets{Public: s.public, Admin: s.ad
 
 // Close closes the sockets of a server that does not serve.
 func (s *Server) Close() {
+	s.endWatches()
 	s.closeListeners()
 	s.quic.close()
 }

@@ -7,6 +7,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/edge/acme"
 )
 
 // tlsListener does the TLS handshakes of one listener and hands each connection to the
@@ -58,8 +60,12 @@ func (l *tlsListener) handshake(c net.Conn) {
 		return
 	}
 	to := l.h1
-	if tc.ConnectionState().NegotiatedProtocol == "h2" {
+	switch tc.ConnectionState().NegotiatedProtocol {
+	case "h2":
 		to = l.h2
+	case acme.Protocol: // the handshake was the whole answer
+		tc.Close()
+		return
 	}
 	if !to.put(tc) {
 		tc.Close()

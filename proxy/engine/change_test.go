@@ -2,11 +2,13 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -31,7 +33,7 @@ func TestChangesShareSnapshots(t *testing.T) {
 		running.Go(func() {
 			f.become(i, Ready)
 			s := f.Snapshot()
-			if p, ok := s.Pool("m"); !ok || !has(p.Ready, i) {
+			if p, ok := s.Pool("m"); !ok || !slices.ContainsFunc(p.Ready, func(r Row) bool { return r.Instance == i }) {
 				t.Errorf("%s is not in the snapshot", i.Spec.Name)
 			}
 			mu.Lock()
@@ -47,6 +49,37 @@ func TestChangesShareSnapshots(t *testing.T) {
 	if p, _ := f.Snapshot().Pool("m"); len(p.Ready) != n {
 		t.Errorf("%d of %d instances are in the snapshot", len(p.Ready), n)
 	}
+}
+
+// slowProtocol makes each snapshot take a time.
+type slowProtocol struct {
+	fakeProtocol
+	takes *time.Duration
+}
+
+func (s slowProtocol) BothPairs() bool {
+	time.Sleep(*s.takes)
+	return true
+}
+
+// TestChangeAfterLongSnapshot: a snapshot that took long delays the next change by a second at most. No
+// request is sent to a failed engine for longer.
+func TestChangeAfterLongSnapshot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, takes := newFleet(t), time.Duration(0)
+		f.o.Protocols = func(string) (Protocol, bool) {
+			return slowProtocol{fakeProtocol{flow: abi.FlowPrefillFirst, health: "/live"}, &takes}, true
+		}
+		f.must(t, f.Apply(SourceStatic, []config.Engine{{Name: "e", URL: "http://e", Role: "both", Connector: "slow", Model: "m", Ranks: 1}}, 0))
+		takes = 3 * time.Second
+		f.become(f.get(t, "e"), Ready)
+		takes = 0
+		began := time.Now()
+		f.become(f.get(t, "e"), Unhealthy)
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("the change took %v", took)
+		}
+	})
 }
 
 // TestProbesSpread: the probes of many instances that came together are not at the same time.
@@ -76,13 +109,4 @@ func TestProbesSpread(t *testing.T) {
 			t.Errorf("%d of %d probes are within 100 ms", most, before)
 		}
 	})
-}
-
-func has(rows []Row, i *Instance) bool {
-	for k := range rows {
-		if rows[k].Instance == i {
-			return true
-		}
-	}
-	return false
 }

@@ -158,6 +158,7 @@ type fakeClient struct {
 	mu      sync.Mutex
 	closed  int
 	evicted int
+	moved   int // calls of EvictIdle for Moving
 	asked   int // calls of Withdraw
 }
 
@@ -180,9 +181,13 @@ func (c *fakeClient) withdrawals() int {
 	return n
 }
 
-func (c *fakeClient) EvictIdle(any, time.Duration) {
+func (c *fakeClient) EvictIdle(engine any, _ time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if _, moving := engine.(*Moving); moving {
+		c.moved++
+		return
+	}
 	c.evicted++
 }
 

@@ -26,7 +26,7 @@ import (
 type State uint32
 
 // The states. Only a ready instance gets new requests. A draining instance still serves
-// the transfers and streams that it has.
+// the transfers and streams that it has. It leaves, or an operator has called Drain.
 const (
 	Down State = iota // never answered a probe
 	Ready
@@ -45,6 +45,7 @@ func (s State) String() string {
 type Facts struct {
 	Models        []string    // ids of GET /v1/models
 	Cards         []ModelCard // further statements of GET /v1/models, for each model that has some
+	Owner         string      // owned_by of the first model of GET /v1/models: vllm, sglang, tensorrt_llm or another text; "" unknown
 	Version       string      // of GET /version or /server_info
 	Wire          string      // trtllm: wire generation g1, g2 or g3
 	DPSize        int         // data-parallel ranks the engine reports; 0 unknown
@@ -89,7 +90,13 @@ type KVPublisher struct {
 // long as its configuration is unchanged. Fields set at construction are immutable; the
 // others are atomic. A model's Pool decides which instances can be paired.
 type Instance struct {
+	// A placement reads the end of Breaker, Load, ended and the name in Spec for each candidate. They
+	// are in one cache line, because with many engines the time of a placement is that of cache misses.
+	Breaker circuit.Breaker // passive health: consecutive failures of legs
+	Load    []load.Counter  // one for each rank
+	ended   atomic.Bool     // see Ended
 	Spec    config.Engine   // as configured or discovered
+
 	ID      uint32          // unique in this process, never reused
 	Role    abi.Role        // parsed Spec.Role
 	Flow    abi.Flow        // order of its connector's legs; aggregated: it is never paired
@@ -98,8 +105,6 @@ type Instance struct {
 	Host    string          // host of Spec.URL without port, by which peers reach it
 	Prefix  string          // path of Spec.URL, put before every route; usually ""
 	Client  upstream.Client // pooled connections to it
-	Load    []load.Counter  // one for each rank
-	Breaker circuit.Breaker // passive health: consecutive failures of legs
 	KVLease time.Duration   // Spec.KVLease
 
 	// Queues are the prefill queues of the ranks for predictions, and Times the models of
@@ -126,21 +131,23 @@ type Instance struct {
 	asks              *http.Client    // for probes; shares no connection with requests
 	eventBlockTokens  atomic.Int32    // tokens per KV block, from its events; 0 unknown
 	metricBlockTokens atomic.Int32    // tokens per KV block, from its metrics; 0 unknown
-	staying           context.Context // ends when the instance begins to drain
+	staying           context.Context // ends when the instance begins to leave
 	cancel            context.CancelFunc
 	drainFor          atomic.Int64  // limit of the drain, in ns
+	drained           atomic.Bool   // by Drain
+	moveAt            atomic.Int64  // when its open streams begin to move to other engines, in Unix ms; 0: they stay
 	fetches           atomic.Int32  // placements whose decode has not fetched its KV from here yet
 	gone              atomic.Bool   // it has left the registry
 	restarts          atomic.Uint32 // number of restarts that were found
 	asked             atomic.Bool   // the first probe has ended, with any result, or its time is over
 	unresponsive      atomic.Bool
-	ended             atomic.Bool            // see Ended
-	evictNow          chan struct{}          // wakes evictCalls after the instance became unhealthy or unresponsive, or its circuit has opened
+	evictNow          chan struct{}          // wakes evictCalls after the instance became unhealthy or unresponsive, its circuit has opened, or its streams are to move
 	probeNow          chan struct{}          // requests an early probe
 	relearn           atomic.Bool            // the connection of its probes was lost: the process may be a new one
 	asleep            atomic.Pointer[[]bool] // ranks that sleep; nil: none; replaced, never changed
 	refused           atomic.Bool            // a leg's connection was refused since the last successful probe
 	watched           bool                   // Run has a prober for it; guarded by Registry.mu
+	lost              bool                   // its last announced state is Unhealthy; only the goroutine that watches it uses lost
 }
 
 // IsRemote reports whether the instance is a [[remote]]: an endpoint of another operator,
@@ -159,7 +166,22 @@ func (i *Instance) Ended() bool { return i.ended.Load() }
 func (i *Instance) Restarts() uint32 { return i.restarts.Load() }
 
 // State returns the instance's state.
-func (i *Instance) State() State { return State(i.state.Load()) }
+func (i *Instance) State() State {
+	if i.drained.Load() {
+		return Draining
+	}
+	return i.probed()
+}
+
+// Answers reports whether the instance answered its last probe, or has not been probed yet. A drained
+// instance may answer.
+func (i *Instance) Answers() bool {
+	s := i.probed()
+	return s != Unhealthy && (s != Down || !i.asked.Load())
+}
+
+// probed returns the state without Drain: the one that the probes have found.
+func (i *Instance) probed() State { return State(i.state.Load()) }
 
 // Facts returns the instance's facts; never nil.
 func (i *Instance) Facts() *Facts {

@@ -149,7 +149,7 @@ func (m *Mirror) importMembers(value []byte) error {
 			restarted = append(restarted, i)
 		}
 		i.mirror(e)
-		if e.State == Unhealthy { // all silent ones are
+		if e.State == Unhealthy || e.MoveAt != 0 { // all silent ones are unhealthy
 			out = append(out, i)
 		}
 		list = append(list, i)
@@ -157,9 +157,7 @@ func (m *Mirror) importMembers(value []byte) error {
 	}
 	for _, i := range r.instances {
 		if _, stays := next.byInstance[i]; !stays {
-			i.setState(Draining)
-			i.drainFor.Store(int64(m.drainFor()))
-			i.cancel()
+			r.beginDrain(i, m.drainFor())
 			list = append(list, i)
 		}
 	}
@@ -267,6 +265,7 @@ func (i *Instance) mirror(e *member) {
 	}
 	i.asleep.Store(asleep)
 	i.restarts.Store(e.Restarts)
+	i.moveAt.Store(e.MoveAt)
 }
 
 // importLoads applies the Loads part; m.mu is held. Rows of unknown numbers are
@@ -326,11 +325,15 @@ func (m *Mirror) importPairs(value []byte) error {
 	if in.Mark != number.mark {
 		return nil
 	}
+	var pairs []*Pair
 	for _, x := range in.Pairs {
 		if p, d, ok := number.targets(pairKeyOf(x.Prefill, x.Decode)); ok {
-			m.registry.Pair(p, d).follow(pairStateOf(x.State), x.Circuit)
+			pair := m.registry.Pair(p, d)
+			pair.follow(pairStateOf(x.State), x.Circuit)
+			pairs = append(pairs, pair)
 		}
 	}
+	m.registry.pairs.note(pairs...)
 	return nil
 }
 
@@ -347,7 +350,7 @@ func (n *numbering) target(number uint32, rank int) (Target, bool) {
 	return Target{Instance: i, Rank: rank}, i != nil && rank < len(i.Load)
 }
 
-// follow sets the pair to the state in another process.
+// follow sets the pair to the state in another process. The caller notes the pair in the table.
 func (p *Pair) follow(state abi.PairState, circuit *fleetpb.Circuit) {
 	p.mu.Lock()
 	if state != abi.PairReady { // whether the pair is warming here is the knowledge of this process
@@ -362,7 +365,6 @@ func (p *Pair) follow(state abi.PairState, circuit *fleetpb.Circuit) {
 	}
 	p.prove()
 	p.mu.Unlock()
-	p.table.note(p)
 }
 
 // readyPairs lists the pairs over which KV has come.

@@ -68,6 +68,7 @@ type member struct {
 	Asleep   []bool // ranks that sleep
 	Since    int64  // Unix ms
 	Restarts uint32
+	MoveAt   int64  // Instance.moveAt
 	Facts    *Facts // nil: not known yet
 }
 
@@ -119,7 +120,7 @@ func (r *Registry) exportMembers() []byte {
 	for _, i := range s.Instances {
 		out.Instances = append(out.Instances, putMember(&member{
 			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Ended: i.Ended(),
-			Unasked: !i.asked.Load(), Asleep: i.sleeping(), Since: i.since.Load(), Restarts: i.restarts.Load(), Facts: i.facts.Load(),
+			Unasked: !i.asked.Load(), Asleep: i.sleeping(), Since: i.since.Load(), Restarts: i.restarts.Load(), MoveAt: i.moveAt.Load(), Facts: i.facts.Load(),
 		}))
 	}
 	return fleetpb.Append(nil, out)

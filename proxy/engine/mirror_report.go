@@ -223,7 +223,7 @@ func (r *Registry) learnOne(m *fleetpb.Observation, home *numbering) error {
 		return errors.New("read report: negative amount")
 	}
 	switch m.What {
-	case fleetpb.Observed_OBSERVED_FAILURE, fleetpb.Observed_OBSERVED_SUCCESS, fleetpb.Observed_OBSERVED_OUTPUT_TIME:
+	case fleetpb.Observed_OBSERVED_FAILURE, fleetpb.Observed_OBSERVED_SUCCESS, fleetpb.Observed_OBSERVED_OUTPUT_TIME, fleetpb.Observed_OBSERVED_NO_ROOM:
 		t, ok := home.target(uint32(m.Prefill), rankOf(m.Prefill))
 		switch {
 		case !ok:
@@ -232,6 +232,8 @@ func (r *Registry) learnOne(m *fleetpb.Observation, home *numbering) error {
 			t.ProbeSoon()
 		case m.What == fleetpb.Observed_OBSERVED_SUCCESS:
 			t.Breaker.Success()
+		case m.What == fleetpb.Observed_OBSERVED_NO_ROOM:
+			r.NoRoom(t)
 		default:
 			r.MeasureOutput(t, m.Tokens, duration(m.TookUs))
 		}

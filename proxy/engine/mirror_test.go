@@ -12,12 +12,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/internal/dev/usage"
 	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/fleetpb"
@@ -83,7 +83,7 @@ func shape(s *Snapshot, now time.Time) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, s.Models(), s.Unlearned, s.Ready())
 	for _, i := range s.Instances {
-		fmt.Fprintln(&b, i.Spec, i.APIKey, i.Source, i.State(), i.Unresponsive(), i.Shown(), i.sleeping(), i.Since(), *i.Facts(), i.facts.Load() == nil, i.BlockTokens(),
+		fmt.Fprintln(&b, i.Spec, i.APIKey, i.Source, i.State(), i.Unresponsive(), i.Shown(), i.sleeping(), i.Since(), i.moveAt.Load(), *i.Facts(), i.facts.Load() == nil, i.BlockTokens(),
 			i.Breaker.Circuit(now), i.Breaker.Failures(), i.Transfers.Fit())
 		for r := range i.Load {
 			fmt.Fprintln(&b, r, i.Load[r].View(now).PrefillMicros, i.Load[r].Output.Fit())
@@ -108,6 +108,7 @@ func TestMirrorFollows(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			f := newFleet(t)
+			f.o.MoveAfter = func() time.Duration { return moveAfter }
 			f.start(t)
 			var heard hearing
 			m := mirrorOf(f, &heard)
@@ -116,10 +117,11 @@ func TestMirrorFollows(t *testing.T) {
 			go func() { defer close(done); m.Registry().Run(ctx) }()
 			defer func() { stop(); <-done }()
 			here := make(map[*Instance]*Instance)
-			for step := range 60 {
+			const steps = 60
+			for step := range steps {
 				f.change(t, random)
 				synctest.Wait()
-				if random.IntN(3) == 0 {
+				if random.IntN(3) == 0 && step < steps-1 {
 					continue // the next import contains several changes
 				}
 				imports(t, m, f.Registry)
@@ -165,7 +167,7 @@ func TestMirrorFollows(t *testing.T) {
 func (f *fleet) change(t *testing.T, random *rand.Rand) {
 	name := string(rune('a' + random.IntN(5)))
 	i := f.Snapshot().Instance(name)
-	switch n := random.IntN(9); {
+	switch n := random.IntN(11); {
 	case i == nil:
 		spec := f.spec(name, []string{"prefill", "decode", "both"}[random.IntN(3)], []string{"fake", "none"}[random.IntN(2)])
 		spec.Ranks, spec.APIKeyFile = 1+random.IntN(2), []string{"", "key"}[random.IntN(2)]
@@ -203,6 +205,10 @@ func (f *fleet) change(t *testing.T, random *rand.Rand) {
 	case n == 8:
 		f.engines.set(func() { f.engines.facts[name+":80"] = "model m\nmodel n\n" })
 		time.Sleep(relearnEvery * 2 * time.Second)
+	case n == 9:
+		_ = f.Drain(name, random.IntN(2) == 0) // the instance may leave
+	case n == 10:
+		_ = f.Undrain(name)
 	}
 }
 
@@ -405,6 +411,11 @@ func TestMirrorReports(t *testing.T) {
 		hp.Breaker.Success() // this success changes nothing
 		if n := len(r.reports.waiting); n != 0 {
 			t.Errorf("%d reports of nothing", n)
+		}
+
+		r.NoRoom(hp)
+		if !p.Load[0].Full(time.Now()) {
+			t.Error("the refusal of a leg on a mirror is not known")
 		}
 
 		pair := r.Pair(hp, hd)
@@ -620,33 +631,26 @@ func BenchmarkScaleMirror(b *testing.B) {
 				b.Fatal(err)
 			}
 			var loads []byte
-			measure := func(unit string, do func()) {
+			timed := func(unit string, do func()) {
 				const times = 40
-				start := processTime()
+				start := usage.ProcessTime()
 				for range times {
 					do()
 				}
-				b.ReportMetric((processTime()-start).Seconds()*1e6/times, unit)
+				b.ReportMetric((usage.ProcessTime()-start).Seconds()*1e6/times, unit)
 			}
-			measure("encode-µs", func() { loads = f.appendLoads(loads[:0], time.Now()) })
-			measure("import-µs", func() {
+			timed("encode-µs", func() { loads = f.appendLoads(loads[:0], time.Now()) })
+			timed("import-µs", func() {
 				if err := m.Import(Loads, loads); err != nil {
 					b.Fatal(err)
 				}
 			})
-			measure("snapshot-µs", func() { newSnapshot(f.Snapshot().Instances, pairing{}) })
+			timed("snapshot-µs", func() { newSnapshot(f.Snapshot().Instances, pairing{}) })
 			b.ReportMetric(float64(len(loads))/1e3, "loads-kB")
 			b.ReportMetric(float64(len(members))/1e3, "members-kB")
 			b.ReportMetric(0, "ns/op") // the work has a fixed length
 		})
 	}
-}
-
-// processTime is the CPU time of this process.
-func processTime() time.Duration {
-	var u syscall.Rusage
-	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func FuzzImport(f *testing.F) {

@@ -20,7 +20,7 @@ const maxRecords = 1 << 20
 func putMember(e *member) *fleetpb.Member {
 	return &fleetpb.Member{
 		Number: e.Number, Source: e.Source, Spec: putSpec(&e.Spec), ApiKey: e.APIKey, State: uint32(e.State),
-		Unresponsive: e.Silent, Ended: e.Ended, Unasked: e.Unasked, Asleep: e.Asleep, SinceMs: e.Since, Restarts: e.Restarts,
+		Unresponsive: e.Silent, Ended: e.Ended, Unasked: e.Unasked, Asleep: e.Asleep, SinceMs: e.Since, Restarts: e.Restarts, MoveAtMs: e.MoveAt,
 		Facts: putFacts(e.Facts),
 	}
 }
@@ -31,7 +31,7 @@ func getMember(m *fleetpb.Member) (member, error) {
 	facts, err := getFacts(m.Facts)
 	e := member{
 		Number: m.Number, Source: m.Source, Spec: getSpec(m.Spec), APIKey: m.ApiKey, State: State(m.State),
-		Silent: m.Unresponsive, Ended: m.Ended, Unasked: m.Unasked, Asleep: m.Asleep, Since: m.SinceMs, Restarts: m.Restarts,
+		Silent: m.Unresponsive, Ended: m.Ended, Unasked: m.Unasked, Asleep: m.Asleep, Since: m.SinceMs, Restarts: m.Restarts, MoveAt: m.MoveAtMs,
 		Facts: facts,
 	}
 	if e.State > Draining {
@@ -75,7 +75,7 @@ func putFacts(f *Facts) *fleetpb.Facts {
 		Models: f.Models, Version: f.Version, Wire: f.Wire, DpSize: int64(f.DPSize), BootstrapPort: int64(f.BootstrapPort),
 		FollowsRoom: f.FollowsRoom, PageSize: int64(f.PageSize), KvHash: f.KVHash, KvCacheType: f.KVCacheType, Epoch: f.Epoch,
 		EngineIds: f.EngineIDs, Rendezvous: f.Rendezvous, TpSize: int64(f.TPSize), PpSize: int64(f.PPSize), CpSize: int64(f.CPSize),
-		Transfer: f.Transfer,
+		Transfer: f.Transfer, Owner: f.Owner,
 		KvEvents: &fleetpb.KVPublisher{
 			Publisher: f.KVEvents.Publisher, Host: f.KVEvents.Host, Port: int64(f.KVEvents.Port), Topic: f.KVEvents.Topic,
 			BlockTokens: int64(f.KVEvents.BlockTokens), DpSize: int64(f.KVEvents.DPSize),
@@ -100,7 +100,7 @@ func getFacts(m *fleetpb.Facts) (*Facts, error) {
 		Models: m.Models, Version: m.Version, Wire: m.Wire, DPSize: int(m.DpSize), BootstrapPort: int(m.BootstrapPort),
 		FollowsRoom: m.FollowsRoom, PageSize: int(m.PageSize), KVHash: m.KvHash, KVCacheType: m.KvCacheType, Epoch: m.Epoch,
 		EngineIDs: m.EngineIds, Rendezvous: m.Rendezvous, TPSize: int(m.TpSize), PPSize: int(m.PpSize), CPSize: int(m.CpSize),
-		Transfer: m.Transfer,
+		Transfer: m.Transfer, Owner: m.Owner,
 		KVEvents: KVPublisher{
 			Publisher: e.GetPublisher(), Host: e.GetHost(), Port: int(e.GetPort()), Topic: e.GetTopic(),
 			BlockTokens: int(e.GetBlockTokens()), DPSize: int(e.GetDpSize()),

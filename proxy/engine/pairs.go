@@ -127,12 +127,11 @@ const Unmet = "prefill_timeout"
 
 // doubt makes the circuit half open: the next transfer of the pair may fail because decode keeps
 // the ports of an ended prefill process. The proxy tries the pair at once, and users' requests
-// that can take another pair wait for its success.
+// that can take another pair wait for its success. The caller notes the pair in the table.
 func (p *Pair) doubt() {
 	p.doubted.Store(true)
 	p.circuit.Trip()
 	p.circuit.Halve()
-	p.table.note(p)
 	p.table.version.Add(1)
 }
 
@@ -195,26 +194,55 @@ type PairRow struct {
 	State       string `json:"state"`
 	// Refused is the reason, from the two engines' facts, why no request uses the pair.
 	// The state is then broken.
-	Refused   string    `json:"refused,omitempty"`
-	Failures  int       `json:"failures"`
-	LastError string    `json:"last_error"`
-	Since     time.Time `json:"since"`
+	Refused string `json:"refused,omitempty"`
+	// Unavailable names the engine of the pair that does not answer probes, and its state. The
+	// state of the pair is then broken.
+	Unavailable string    `json:"unavailable,omitempty"`
+	Failures    int       `json:"failures"`
+	LastError   string    `json:"last_error"`
+	Since       time.Time `json:"since"`
 	// The measured transfer: µs per prompt token, and additional fixed µs, of the pair,
 	// or else of all transfers of its prefill; 0 before there is a measurement.
 	TransferMicros float32 `json:"transfer_micros"`
 	HandoverMicros float32 `json:"handover_micros"`
+	PairSpeed
+}
+
+// PairSpeed is the result of the measured transfers of a pair alone.
+type PairSpeed struct {
+	Samples int `json:"samples"` // measured transfers
+	// Bandwidth, in prompt tokens per second, and SetUpMS, the fixed time in ms, are null until there
+	// are 16 samples whose prompts differ enough in length. AtLeast: the time hardly grows with the
+	// prompt, and Bandwidth is only a lower bound.
+	Bandwidth *float64 `json:"bandwidth"`
+	SetUpMS   *float64 `json:"set_up_ms"`
+	AtLeast   bool     `json:"bandwidth_at_least"`
 }
 
 func (p *Pair) row(now time.Time) PairRow {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	speed := p.speed()
-	return PairRow{
+	row := PairRow{
 		Prefill: p.Prefill.Name(), PrefillRank: p.Prefill.Rank,
 		Decode: p.Decode.Name(), DecodeRank: p.Decode.Rank,
 		State: p.stateAt(now).String(), Failures: p.failures, LastError: p.last, Since: p.since,
 		TransferMicros: speed.PerToken(), HandoverMicros: speed.Fixed(),
 	}
+	line := p.transfer.Line()
+	if row.Samples = line.Samples; line.Known {
+		line.SetUp /= 1e3
+		row.Bandwidth, row.SetUpMS, row.AtLeast = &line.Bandwidth, &line.SetUp, line.AtLeast
+	}
+	for _, i := range []*Instance{p.Decode.Instance, p.Prefill.Instance} {
+		if !i.Answers() {
+			row.State, row.Unavailable = abi.PairBroken.String(), i.Spec.Name+" is "+i.probed().String()
+			if since := i.Since(); since.After(row.Since) {
+				row.Since = since
+			}
+		}
+	}
+	return row
 }
 
 // speed returns the measured speed of the pair's transfers, or else that of all
@@ -298,40 +326,47 @@ func (t *pairTable) evict() {
 	}
 	for key, pair := range t.pairs {
 		t.remove(key, pair)
-		t.publish(key, nil)
+		t.publish(pair)
 		return
 	}
 }
 
-// note publishes whether pair's circuit is closed, after a change.
-func (t *pairTable) note(pair *Pair) {
-	key := keyOf(pair.Prefill, pair.Decode)
-	bad := !pair.circuit.Closed()
-	if bad == (t.troubled(key) == pair) {
+// note publishes whether the circuits of pairs are closed, after a change.
+func (t *pairTable) note(pairs ...*Pair) {
+	for i, pair := range pairs {
+		if !t.outdated(pair) {
+			continue
+		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if slices.ContainsFunc(pairs[i:], func(p *Pair) bool { return t.pairs[keyOf(p.Prefill, p.Decode)] == p }) { // else all were dropped in the meantime
+			t.publish(pairs...)
+		}
 		return
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pairs[key] != pair { // dropped in the meantime
-		return
-	}
-	if !pair.circuit.Closed() {
-		t.publish(key, pair)
-	} else {
-		t.publish(key, nil)
 	}
 }
 
-// publish replaces the published map. The new map has pair under key, or no entry for
-// key if pair is nil; t.mu is held.
-func (t *pairTable) publish(key pairKey, pair *Pair) {
+// outdated reports whether the published map shows another state of the pair's circuit.
+func (t *pairTable) outdated(pair *Pair) bool {
+	return pair.circuit.Closed() == (t.troubled(keyOf(pair.Prefill, pair.Decode)) == pair)
+}
+
+// publish replaces the published map after a change of pairs: each is in the new map if the table has
+// it and its circuit is not closed. The work grows with the map and with the pairs, so many pairs
+// need one call; t.mu is held.
+func (t *pairTable) publish(pairs ...*Pair) {
 	next := make(map[pairKey]*Pair)
 	if m := t.trouble.Load(); m != nil {
 		maps.Copy(next, *m)
 	}
-	delete(next, key)
-	if pair != nil {
-		next[key] = pair
+	for _, pair := range pairs {
+		key := keyOf(pair.Prefill, pair.Decode)
+		switch here := t.pairs[key]; {
+		case here == pair && !pair.circuit.Closed():
+			next[key] = pair
+		case here == pair, here == nil:
+			delete(next, key)
+		}
 	}
 	if len(next) == 0 {
 		t.trouble.Store(nil)
@@ -353,15 +388,27 @@ func (t *pairTable) troubled(key pairKey) *Pair {
 func (t *pairTable) drop(id uint32) (dropped []*Pair) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for key, pair := range t.pairs {
-		if key.prefill == id || key.decode == id {
-			t.remove(key, pair)
-			dropped = append(dropped, pair)
-			t.version.Add(1)
-			if t.troubled(key) != nil {
-				t.publish(key, nil)
+	trouble := false
+	for side, pairs := range t.from {
+		rest := slices.DeleteFunc(pairs, func(pair *Pair) bool {
+			if side.instance != id && pair.Decode.ID != id {
+				return false
 			}
+			key := keyOf(pair.Prefill, pair.Decode)
+			trouble = trouble || t.troubled(key) != nil
+			delete(t.pairs, key)
+			dropped = append(dropped, pair)
+			return true
+		})
+		if t.from[side] = rest; len(rest) == 0 {
+			delete(t.from, side)
 		}
+	}
+	if len(dropped) > 0 {
+		t.version.Add(1)
+	}
+	if trouble {
+		t.publish(dropped...)
 	}
 	return dropped
 }

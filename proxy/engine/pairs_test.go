@@ -299,3 +299,35 @@ func TestPairsThatNeverMeet(t *testing.T) {
 		}
 	})
 }
+
+// TestPairOfDeadEngine: a pair is broken while one of its engines does not answer probes, and names the
+// engine. The state of its circuit does not change.
+func TestPairOfDeadEngine(t *testing.T) {
+	f, p, d := pairOf(t)
+	f.Pair(p, d).Success()
+	since := time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, tt := range []struct {
+		prefill, decode    State
+		state, unavailable string
+	}{
+		{Ready, Ready, "ready", ""}, {Ready, Unhealthy, "broken", "d is unhealthy"}, {Down, Ready, "broken", "p is down"},
+		{Ready, Draining, "ready", ""}, {Unhealthy, Unhealthy, "broken", "p is unhealthy"}, {Ready, Ready, "ready", ""},
+	} {
+		for i, state := range map[*Instance]State{p.Instance: tt.prefill, d.Instance: tt.decode} {
+			i.asked.Store(true)
+			i.state.Store(uint32(state))
+			i.since.Store(since.UnixMilli())
+		}
+		row := f.Pairs()[0]
+		if row.State != tt.state || row.Unavailable != tt.unavailable || (tt.unavailable != "") != row.Since.Equal(since) {
+			t.Errorf("%v and %v: %+v", tt.prefill, tt.decode, row)
+		}
+		if f.Pair(p, d).State() != abi.PairReady {
+			t.Errorf("%v and %v: the circuit has changed", tt.prefill, tt.decode)
+		}
+	}
+	d.asked.Store(false)
+	if d.state.Store(uint32(Down)); !d.Answers() {
+		t.Error("an engine that was not probed yet counts as dead")
+	}
+}

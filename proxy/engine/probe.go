@@ -166,7 +166,7 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 	if p.fresh++; p.i.relearn.Swap(false) {
 		p.fresh = relearnEvery
 	}
-	switch p.i.State() {
+	switch p.i.probed() {
 	case Unhealthy:
 		if p.good < h.HealthyAfter && !ended {
 			p.bad = 0
@@ -213,7 +213,7 @@ func (p *prober) failed(h *config.Health, err error) {
 		p.lastProblem = text
 		p.r.log.Warn("probe failed", "engine", p.i.Spec.Name, "state", p.i.State().String(), "error", err)
 	}
-	if p.i.State() == Ready && (p.bad >= h.UnhealthyAfter || ended) {
+	if p.i.probed() == Ready && (p.bad >= h.UnhealthyAfter || ended) {
 		p.r.become(p.i, Unhealthy)
 	}
 }
@@ -228,7 +228,7 @@ func (p *prober) health(ctx context.Context, h *config.Health) (epoch string, er
 	base := p.i.Spec.URL
 	if bootstrap {
 		f := p.i.Facts()
-		if p.i.Spec.BootstrapPort == 0 && p.i.State() != Ready { // the facts contain the port, which may change after a restart
+		if p.i.Spec.BootstrapPort == 0 && p.i.probed() != Ready { // the facts contain the port, which may change after a restart
 			if f, err = p.ask(ctx, h); err != nil {
 				return "", err
 			}
@@ -264,7 +264,7 @@ func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	if err != nil {
 		return err
 	}
-	old, state := p.i.facts.Load(), p.i.State()
+	old, state := p.i.facts.Load(), p.i.probed()
 	p.i.facts.Store(f)
 	if old != nil && state != Down && restarted(old, f, state == Unhealthy && p.lost) {
 		p.i.restarts.Add(1)
@@ -314,11 +314,15 @@ func timedOut(err error) bool {
 // doubt doubts the pairs of the former process of i, a prefill instance, whose decode instances
 // may keep its ports.
 func (r *Registry) doubt(i *Instance, former []*Pair) {
+	var doubted []*Pair
 	for _, pair := range former {
 		if pair.Prefill.Instance == i {
-			r.Pair(pair.Prefill, pair.Decode).doubt()
+			pair = r.Pair(pair.Prefill, pair.Decode)
+			pair.doubt()
+			doubted = append(doubted, pair)
 		}
 	}
+	r.pairs.note(doubted...)
 }
 
 // restarted drops the knowledge about the instance's former process. It returns the pairs of that

@@ -25,11 +25,19 @@ const (
 // only pairs with i. No request uses such a pair, because the two are in different
 // groups.
 func (s *Snapshot) refused(i *Instance, yield func(p, d *Instance, reason error) bool) {
+	only := []*Instance{i}
 	for _, model := range slices.Sorted(maps.Keys(s.pools)) {
 		ready := s.pools[model].instances()
+		if i != nil && !slices.Contains(ready, i) {
+			continue
+		}
 		for _, p := range ready {
-			for _, d := range ready {
-				if p == d || i != nil && i != p && i != d || !p.leads(d) || p.Spec.Connector != d.Spec.Connector {
+			partners := ready
+			if i != nil && i != p {
+				partners = only
+			}
+			for _, d := range partners {
+				if p == d || !p.leads(d) || p.Spec.Connector != d.Spec.Connector {
 					continue
 				}
 				if err := p.protocol.Compatible(p.Facts(), d.Facts()); err != nil && !yield(p, d, err) {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -152,4 +153,34 @@ func TestRefusedPairs(t *testing.T) {
 			t.Errorf("after the restart: paired %q, refused %q", show(p.Paired), refused())
 		}
 	})
+}
+
+// TestRefusedOfOneInstance: the exclusions of one instance are those of all in which it takes part.
+func TestRefusedOfOneInstance(t *testing.T) {
+	of := func(id int, name string, role abi.Role, s State, page int, model string) *Instance {
+		i := made(id, name, role, "x", s, 1, Facts{Models: []string{model}, PageSize: page})
+		i.protocol = dividing{fakeProtocol{flow: abi.FlowPrefillFirst}}
+		return i
+	}
+	all := []*Instance{
+		of(1, "p", abi.RolePrefill, Ready, 16, "m"), of(2, "q", abi.RolePrefill, Ready, 24, "m"), of(3, "d", abi.RoleDecode, Ready, 16, "m"),
+		of(4, "e", abi.RoleDecode, Ready, 24, "m"), of(5, "b", abi.RoleBoth, Ready, 40, "m"), of(6, "o", abi.RolePrefill, Ready, 64, "other"),
+		of(7, "u", abi.RoleDecode, Unhealthy, 7, "m"),
+	}
+	s := newSnapshot(all, pairing{})
+	list := func(i *Instance, part func(p, d *Instance) bool) (pairs []string) {
+		s.refused(i, func(p, d *Instance, _ error) bool {
+			if part(p, d) {
+				pairs = append(pairs, p.Spec.Name+d.Spec.Name)
+			}
+			return true
+		})
+		return pairs
+	}
+	for _, i := range all {
+		want := list(nil, func(p, d *Instance) bool { return p == i || d == i })
+		if got := list(i, func(_, _ *Instance) bool { return true }); !slices.Equal(got, want) || (len(got) == 0) != (i.ID > 5) {
+			t.Errorf("%s: got %v, want %v", i.Spec.Name, got, want)
+		}
+	}
 }

@@ -21,7 +21,7 @@ func (r *Registry) setEnded(i *Instance, ended bool) {
 		return
 	}
 	signal(r.changed)
-	if ended && i.State() == Unhealthy {
+	if ended && i.probed() == Unhealthy {
 		signal(i.evictNow)
 	}
 }

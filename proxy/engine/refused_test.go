@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -41,6 +42,11 @@ func TestRefusedProbe(t *testing.T) {
 		}
 		if got := f.said(); got != "a unhealthy, a restarted, a ready" {
 			t.Errorf("hook calls %q", got)
+		}
+		for _, line := range []string{`level=INFO msg="engine is ready" engine=a`, `level=WARN msg="engine is unhealthy" engine=a`, `level=INFO msg="engine is ready again" engine=a`} {
+			if n := strings.Count(f.logged(), line); n != 1 {
+				t.Errorf("%d lines %s: %s", n, line, f.logged())
+			}
 		}
 		f.engines.set(func() { f.engines.dialing["a:80"] = errors.New("connection reset") })
 		time.Sleep(4 * time.Second)

@@ -65,6 +65,9 @@ type Options struct {
 	// SyncClocks reports whether the registry sets the clocks of engines that report
 	// times; nil: no.
 	SyncClocks func() bool
+	// MoveAfter returns how long the open streams of an instance that leaves or drains stay
+	// there before they move to other engines; nil: they never move.
+	MoveAfter func() time.Duration
 	// OnState is called after each change of an instance's state, and when a ready one
 	// has new facts. OnRestart is called when the registry detects that the engine's
 	// process has restarted, so that the known KV is invalid. OnGone is called when an
@@ -157,12 +160,12 @@ func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Dur
 		errs  []error
 		taken []*Instance // of other sources
 		keep  = make(map[*Instance]bool)
-		names = make(map[string]*Instance) // of instances that do not drain
+		names = make(map[string]*Instance) // of instances that do not leave
 		seen  = make(map[string]bool)      // in specs
 		room  = r.room()
 	)
 	for _, i := range r.instances {
-		if i.State() != Draining {
+		if !i.leaving() {
 			names[i.Spec.Name] = i
 		}
 	}
@@ -199,7 +202,7 @@ func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Dur
 	}
 	for _, i := range r.instances {
 		if i.Source == source && !keep[i] || slices.Contains(taken, i) {
-			beginDrain(i, drainFor)
+			r.beginDrain(i, drainFor)
 		}
 	}
 	r.admit(come)
@@ -230,7 +233,7 @@ func (r *Registry) Add(spec config.Engine) error {
 
 // Remove makes the instance of that name drain: it gets no new requests, and leaves
 // when nothing is in flight or drainFor has passed. Remove returns at once; Run waits
-// for the end. The error is ErrUnknown if there is no such instance or it drains
+// for the end. The error is ErrUnknown if there is no such instance or it leaves
 // already.
 func (r *Registry) Remove(name string, drainFor time.Duration) error {
 	r.mu.Lock()
@@ -239,7 +242,7 @@ func (r *Registry) Remove(name string, drainFor time.Duration) error {
 	if i == nil {
 		return fmt.Errorf("remove engine %q: %w", name, ErrUnknown)
 	}
-	beginDrain(i, drainFor)
+	r.beginDrain(i, drainFor)
 	r.publish()
 	return nil
 }
@@ -285,30 +288,35 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// named returns the instance of that name that is not draining, or nil; r.mu is held.
+// named returns the instance of that name that does not leave, or nil; r.mu is held.
 func (r *Registry) named(name string) *Instance {
 	for _, i := range r.instances {
-		if i.Spec.Name == name && i.State() != Draining {
+		if i.Spec.Name == name && !i.leaving() {
 			return i
 		}
 	}
 	return nil
 }
 
-// beginDrain makes i drain unless it already does; the registry's mu is held.
-func beginDrain(i *Instance, drainFor time.Duration) {
-	if i.State() == Draining {
+// beginDrain makes i drain and leave unless it already does; r.mu is held.
+func (r *Registry) beginDrain(i *Instance, drainFor time.Duration) {
+	if i.leaving() {
 		return
 	}
 	i.setState(Draining)
 	i.drainFor.Store(int64(drainFor))
 	i.cancel()
+	r.moveLater(i)
 }
 
 // changeRest is how long change waits after a snapshot, as a multiple of the time that the snapshot
 // took. A snapshot takes time for each instance, so a snapshot for each of n instances that start
 // together would take time for n² of them: 20 s of a processor for 4,000.
 const changeRest = 9
+
+// longestRest is the longest time that change waits. A snapshot may take long because the process did
+// not run, and requests go to a failed engine until the next one.
+const longestRest = time.Second
 
 // change changes something about one instance, and returns when the snapshot shows the change. do
 // makes the change with r.mu held; false: there is none. Changes at almost the same time share one
@@ -354,13 +362,13 @@ func (r *Registry) publish() {
 	}
 	signal(r.changed)
 	now := time.Now()
-	r.stale, r.next = false, now.Add(changeRest*now.Sub(began))
+	r.stale, r.next = false, now.Add(min(changeRest*now.Sub(began), longestRest))
 }
 
-// become sets i's state and publishes it, unless i drains.
+// become sets i's state and publishes it, unless i leaves.
 func (r *Registry) become(i *Instance, s State) {
 	if !r.change(func() bool {
-		if i.State() == Draining {
+		if i.leaving() {
 			return false
 		}
 		i.setState(s)
@@ -387,8 +395,16 @@ type nameState struct {
 // may call the registry.
 func (r *Registry) announce(i *Instance, s State) {
 	if r.states.Allow(nameState{i.Spec.Name, s}) {
-		r.log.Info("engine is "+s.String(), "engine", i.Spec.Name, "url", i.Spec.URL)
+		level, message := slog.LevelInfo, "engine is "+s.String()
+		switch {
+		case s == Unhealthy:
+			level = slog.LevelWarn
+		case s == Ready && i.lost:
+			message += " again"
+		}
+		r.log.Log(context.Background(), level, message, "engine", i.Spec.Name, "url", i.Spec.URL)
 	}
+	i.lost = s == Unhealthy
 	if r.o.OnState != nil {
 		r.o.OnState(i, s)
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -182,6 +183,35 @@ func TestDoubtedPair(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRestartsOfManyPairs: the work for a restart grows with the number of the instance's pairs, not
+// with its square. During a part of this work no request can be placed.
+func TestRestartsOfManyPairs(t *testing.T) {
+	const pairs, each = 2000, 2 << 10 // bytes
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "fake"), f.spec("d", "decode", "fake")}, 0))
+		p, d := f.get(t, "p"), f.get(t, "d")
+		for rank := range pairs {
+			f.Pair(Target{Instance: p}, Target{Instance: d, Rank: rank}).Success()
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range 3 {
+			f.doubt(p, f.restarted(p))
+		}
+		runtime.ReadMemStats(&after)
+		if n := len(*f.pairs.trouble.Load()); n != pairs {
+			t.Errorf("%d pairs are doubted, want %d", n, pairs)
+		}
+		if n := after.TotalAlloc - before.TotalAlloc; n > 3*pairs*each {
+			t.Errorf("three restarts allocate %d MiB", n>>20)
+		}
+		if f.restarted(d); f.pairs.trouble.Load() != nil || len(f.pairs.from) != 0 {
+			t.Error("pairs are left after a restart of decode")
+		}
+	})
 }
 
 // TestFailedWarmUpOpensTheCircuit: the first failure of a new pair that the proxy tries opens the

@@ -48,7 +48,7 @@ func (p *prober) noteAnswer(h *config.Health, began, othersAnswered time.Time, e
 		p.unansweredSince = time.Now()
 	}
 	if p.unanswered >= h.UnhealthyAfter && othersAnswered.After(p.unansweredSince) {
-		p.r.setUnresponsive(p.i, p.i.State() == Unhealthy)
+		p.r.setUnresponsive(p.i, p.i.probed() == Unhealthy)
 	}
 }
 
@@ -89,8 +89,8 @@ func (r *Registry) setUnresponsive(i *Instance, unresponsive bool) {
 }
 
 // evictCalls acts on each signal that i may take no work, until ctx ends: it withdraws the
-// calls whose result no engine can use any more, and, while i is unresponsive, evicts the calls
-// that wait for i, or elsewhere for KV of i.
+// calls whose result no engine can use any more. While i is unresponsive, it evicts the calls
+// that wait for i, or elsewhere for KV of i. While the streams of i move, it evicts a few at a time.
 func (r *Registry) evictCalls(ctx context.Context, i *Instance) {
 	for {
 		select {
@@ -99,12 +99,17 @@ func (r *Registry) evictCalls(ctx context.Context, i *Instance) {
 		case <-i.evictNow:
 		}
 		r.withdrawCalls()
-		for i.Unresponsive() {
-			i.Client.EvictIdle(i, time.Duration(r.health.Load().Timeout))
-			for _, other := range r.Snapshot().Instances { // calls to other instances may wait for i's KV
-				if other != i {
-					other.Client.EvictIdle(i, 0)
+		for i.Unresponsive() || i.moveAt.Load() != 0 {
+			switch {
+			case i.Unresponsive():
+				i.Client.EvictIdle(i, time.Duration(r.health.Load().Timeout))
+				for _, other := range r.Snapshot().Instances { // calls to other instances may wait for i's KV
+					if other != i {
+						other.Client.EvictIdle(i, 0)
+					}
 				}
+			case r.moves(i):
+				i.Client.EvictIdle(&Moving{i, movesAtOnce}, 0)
 			}
 			select {
 			case <-ctx.Done():

@@ -88,8 +88,8 @@ func (r *arrivals) enforce() {
 }
 
 // most returns the connection with the most bytes, as of counts them, and the bytes of all
-// connections; nil: no connection has bytes. The sum leaves out a connection that is just leaving,
-// so that no other one ends for its bytes. The caller holds r.mu.
+// connections; nil: no connection has bytes. The sum leaves out connections that are closing, so that
+// no other connection ends because of their bytes. The caller holds r.mu.
 func (r *arrivals) most(of func(*conn) int64) (found *conn, sum int64) {
 	most := int64(0)
 	for c := range r.conns {

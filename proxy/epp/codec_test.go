@@ -7,17 +7,17 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	envoytype "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pdproxy/pdproxy/internal/dev/usage"
 )
 
 // FuzzMessage: the codec reads in each message that protobuf decodes the same facts as protobuf, also
@@ -233,7 +233,7 @@ func BenchmarkMessages(b *testing.B) {
 					messages, answers = append(messages, data), append(answers, decoded(b, answerOf(m)))
 				}
 				b.ReportAllocs()
-				began := cpuTime(b)
+				began := usage.ProcessTime()
 				for b.Loop() {
 					for i, data := range messages {
 						m := new(incoming)
@@ -258,7 +258,7 @@ func BenchmarkMessages(b *testing.B) {
 						m.release()
 					}
 				}
-				b.ReportMetric(float64(cpuTime(b)-began)/float64(b.N), "cpu-ns/op")
+				b.ReportMetric(float64(usage.ProcessTime()-began)/float64(b.N), "cpu-ns/op")
 			})
 		}
 	}
@@ -318,13 +318,4 @@ func answerOf(m *incoming) any {
 		return carryOn(m.of)
 	}
 	return returned(m)
-}
-
-// cpuTime returns the CPU time of the process.
-func cpuTime(b *testing.B) time.Duration {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -32,7 +32,7 @@ import (
 type Options struct {
 	Config   func() *config.Config
 	Keys     func() *admission.Keys       // returns nil if every client may send requests
-	ClientOf func(*http.Request) string   // returns the name of a client for limits
+	Proxies  func() *admission.Proxies    // returns the trusted proxies in front of this one
 	Sidecar  func() *sidecar.Sidecar      // returns nil on a proxy that is no sidecar
 	Picker   func() *sidecar.PickerClient // returns nil without an ext_proc picker
 	Models   func() *models.Table         // returns nil without [[model]]
@@ -91,6 +91,7 @@ type current struct {
 	admitted admission.Place         // among the running requests; zero: none
 	line     recording.Line          // of the recording
 	account  account                 // of the client's tenant
+	stream   *openStream             // that may be continued, or has broken off; nil: none
 }
 
 // open begins the exchange.
@@ -124,10 +125,17 @@ func (run *Runner) open(w http.ResponseWriter, r *http.Request) *exchange {
 // completes the record, writes the trace line, calls the finish hook and frees the memory.
 func (x *exchange) close() {
 	x.env.End() // an attempt that a panic has left
+	if x.stream != nil {
+		x.stream.close(&x.placing.ask)
+	}
 	if x.account.open {
 		x.settleTenant()
 	}
-	x.journal.End()
+	var h journal.HTTP
+	if x.run.Books.LogsAccess() {
+		h = x.http()
+	}
+	x.journal.End(h)
 	if x.run.Recorder != nil && !x.env.WarmUp && x.journal.Outcome == telemetry.OutcomeOK {
 		x.run.Recorder.Write(&x.line, x.journal.Usage, x.placing.ask.Request.PromptTokens, x.journal.Intervals.Count())
 	}
@@ -145,6 +153,17 @@ func (x *exchange) close() {
 	run := x.run
 	x.reset()
 	run.exchanges.Put(x)
+}
+
+// http returns the facts of the client's request and of its answer for the access log.
+func (x *exchange) http() journal.HTTP {
+	r := x.client.Request()
+	h := journal.HTTP{Address: x.run.Proxies().Address(r), Method: r.Method, Path: r.URL.EscapedPath(), Protocol: r.Proto}
+	h.Received, h.Sent = x.client.Transferred()
+	if x.env.Class != nil {
+		h.Class = x.env.Class.Name
+	}
+	return h
 }
 
 // reset releases what a panic has left, drops every reference to the request and keeps the memory.

@@ -142,22 +142,26 @@ func (p *placing) search(list []restriction) (*coordinator.Placement, error) {
 	}
 }
 
-// learn takes the outcome of an attempt. It reports whether the request has ended, with the error
-// of the outcome.
-func (p *placing) learn(o attempt.Outcome) (over bool) {
+// learn takes the outcome of an attempt. It reports whether the request has ended, and with which
+// error.
+func (p *placing) learn(o attempt.Outcome) (over bool, err error) {
 	switch p.outcome = o; {
 	case o.Needs != attempt.NeedsNothing:
-		return false
+		return false, nil
 	case o.Err == nil, p.x.gateway != nil: // nobody may repeat what a gateway has sent
-		return true
+		return true, o.Err
+	case o.Broken != nil:
+		if over, err := p.x.resume(&o); over {
+			return true, err
+		}
 	case errors.Is(o.Err, coordinator.ErrNoTarget) && p.x.env.Tries(abi.Prefill) < p.x.env.Config.Retry.Attempts:
-		return false // the last decode engine of the group left before prefill had ended
+		return false, nil // the last decode engine of the group left before prefill had ended
 	case !p.mayRetry(&o):
-		return true
+		return true, o.Err
 	}
 	p.exclude(&o)
 	p.last, p.retried = o.Err, o.Err
-	return false
+	return false, nil
 }
 
 // mayRetry reports whether the exchange may retry a failed leg, if the retry budget allows the
@@ -165,7 +169,10 @@ func (p *placing) learn(o attempt.Outcome) (over bool) {
 func (p *placing) mayRetry(o *attempt.Outcome) bool {
 	x := p.x
 	var le *attempt.Error
-	if x.client.Begun() || x.env.Context.Err() != nil || !errors.As(o.Err, &le) || downstream.OwnFault(o.Err) {
+	if x.client.Begun() && !x.stream.resumes() || x.env.Context.Err() != nil || !errors.As(o.Err, &le) || downstream.OwnFault(o.Err) {
+		return false
+	}
+	if x.stream.resumes() && !time.Now().Before(x.stream.by) {
 		return false
 	}
 	if le.Permanent && o.Hook.Decision == abi.LegPass || o.Hook.Decision == abi.LegGiveUp {

@@ -34,7 +34,11 @@ type connectorRule struct {
 	firstByte  time.Duration
 	aggregate  abi.Role // of the question for two legs
 	excluded   int      // targets, of the question for two legs
+	unfit      int      // targets of these that the rule has excluded
 }
+
+// notPairable is the reason of a request whose form no pair of engines can run.
+const notPairable = "not_pairable"
 
 // form is how many legs the question asks for.
 type form uint8
@@ -63,7 +67,14 @@ func (r *connectorRule) judge(p *placing, a *answer) (again bool) {
 	}
 	switch {
 	case r.form == planned && a.err == nil && a.placement.Flow != abi.FlowAggregated && !r.pairs(&p.x.req, conn, a.placement):
+		if d, dated := conn.(connector.Dated); dated && r.reason != notPairable {
+			if n := p.excludeUnfit(conn.Name(), d); n > 0 {
+				r.unfit += n
+				return true
+			}
+		}
 		r.form = alone
+		p.ask.Excluded = p.ask.Excluded[:len(p.ask.Excluded)-r.unfit] // they may serve the request whole
 		r.firstByte, r.aggregate, r.excluded = a.placement.FirstByte, p.ask.Aggregate, len(p.ask.Excluded)
 		p.ask.Aggregate, p.ask.Request.PairBroken = conn.AggregatesOn(), true
 		return true
@@ -87,12 +98,35 @@ func (r *connectorRule) judge(p *placing, a *answer) (again bool) {
 // why.
 func (r *connectorRule) pairs(req *openai.Request, conn connector.Connector, placement *coordinator.Placement) bool {
 	if r.unpairable = conn.Pairable(req); r.unpairable != nil {
-		r.reason, r.sure = "not_pairable", true
+		r.reason, r.sure = notPairable, true
 	} else if d, ok := conn.(connector.Dated); ok {
-		r.reason = "forced_tool"
-		r.sure, r.unpairable = d.Unfit(req, placement.Prefill.Facts())
+		r.reason, r.sure, r.unpairable = d.Unfit(req, abi.Prefill, placement.Prefill)
+		if r.unpairable == nil {
+			r.reason, r.sure, r.unpairable = d.Unfit(req, abi.Decode, placement.Decode)
+		}
 	}
 	return r.unpairable == nil
+}
+
+// excludeUnfit excludes the targets of a connector that are too old for the legs of the request from
+// the next placements, so that newer engines get it. It returns the number of these targets.
+func (p *placing) excludeUnfit(name string, d connector.Dated) int {
+	before := len(p.ask.Excluded)
+	p.excludeTargets(name, func(t engine.Target) bool {
+		for _, leg := range [...]struct {
+			role  abi.Role
+			phase abi.Phase
+		}{{abi.RolePrefill, abi.Prefill}, {abi.RoleDecode, abi.Decode}} {
+			if t.Role&leg.role == 0 {
+				continue
+			}
+			if _, _, err := d.Unfit(&p.x.req, leg.phase, t); err != nil {
+				return true
+			}
+		}
+		return false
+	})
+	return len(p.ask.Excluded) - before
 }
 
 // excludeConnector excludes all targets of a connector from the next placements. The
@@ -100,15 +134,20 @@ func (r *connectorRule) pairs(req *openai.Request, conn connector.Connector, pla
 // them were excluded before.
 func (p *placing) excludeConnector(name string) bool {
 	before := len(p.ask.Excluded)
+	p.excludeTargets(name, func(engine.Target) bool { return true })
+	return len(p.ask.Excluded) > before
+}
+
+// excludeTargets excludes those targets of a connector from the next placements that match.
+func (p *placing) excludeTargets(name string, match func(engine.Target) bool) {
 	for _, i := range p.x.run.Registry.Snapshot().Instances {
 		for rank := range i.Load {
 			t := engine.Target{Instance: i, Rank: rank}
-			if i.Spec.Connector == name && !slices.Contains(p.ask.Excluded, t) {
+			if i.Spec.Connector == name && !slices.Contains(p.ask.Excluded, t) && match(t) {
 				p.ask.Excluded = append(p.ask.Excluded, t)
 			}
 		}
 	}
-	return len(p.ask.Excluded) > before
 }
 
 // routeRule restricts a placement to the engines that a gateway, the coordination policies of a

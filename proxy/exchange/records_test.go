@@ -3,32 +3,61 @@ package exchange_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/accesslog"
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/recording"
 )
 
-// TestAccessLog: each ended request has one line, with its outcome and without its text.
+// TestAccessLog: each ended request has one line, with its outcome and without its text or its query.
 func TestAccessLog(t *testing.T) { synctest.Test(t, testAccessLog) }
 
 func testAccessLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "access.jsonl")
-	access, err := accesslog.Open(path, slog.New(slog.DiscardHandler))
+	access, err := accesslog.Open(path, "json", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := world.New(t, world.Setup{Engines: []*world.Engine{{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.Unary) }}}, Options: func(d *proxy.Options) { d.AccessLog = access }})
-	w.Post("/v1/completions", `{"model":"m","prompt":"a secret","max_tokens":3}`, "X-Request-Id", "good")
-	w.Post("/v1/completions", `{"model":"m","prompt":"a secret","max_tokens":"many"}`, "X-Request-Id", "bad")
+	serve := func(c *world.Conn, _ int) {
+		switch {
+		case strings.Contains(c.Leg.Body, "broken"):
+			c.JSON(500, `{"error":"broken"}`)
+		case strings.Contains(c.Leg.Body, `"stream":true`):
+			c.Stream(world.EventA, world.EventB, world.Done)
+		default:
+			c.JSON(200, world.Unary)
+		}
+	}
+	w := world.New(t, world.Setup{
+		Engines: []*world.Engine{{Name: "a", Serve: serve}, {Name: "b", Serve: serve}},
+		Options: func(d *proxy.Options) { d.AccessLog = access },
+		Config: func(c *config.Config) {
+			c.Models = []config.Model{{Name: "alias", AliasOf: "m"}}
+			c.PriorityClasses = []config.PriorityClass{config.DefaultPriorityClass()}
+			c.PriorityClasses[0].Name = "default"
+		},
+	})
+	sent := map[string][2]int{} // bytes of the bodies, by request
+	post := func(id, path, body string) {
+		answer := w.Post(path, body, "X-Request-Id", id)
+		sent[id] = [2]int{len(body), len(answer.Body)}
+	}
+	post("good", "/v1/completions?key=secret", `{"model":"m","prompt":"a secret","max_tokens":3}`)
+	post("bad", "/v1/completions", `{"model":"m","prompt":"a secret","max_tokens":"many"}`)
+	post("alias", "/v1/completions", `{"model":"alias","prompt":"a secret","max_tokens":3}`)
+	post("stream", "/v1/completions", `{"model":"m","prompt":"a secret","max_tokens":3,"stream":true}`)
+	post("broken", "/v1/completions", `{"model":"m","prompt":"a secret","max_tokens":3,"user":"broken"}`)
 	synctest.Wait()
 	if err := access.Close(); err != nil {
 		t.Fatal(err)
@@ -38,7 +67,7 @@ func testAccessLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	if bytes.Contains(text, []byte("secret")) {
-		t.Errorf("the log contains the text of a prompt: %s", text)
+		t.Errorf("the log contains the text of a prompt or of a query: %s", text)
 	}
 	byID := map[string]accesslog.Entry{}
 	for line := range bytes.Lines(text) {
@@ -47,16 +76,68 @@ func testAccessLog(t *testing.T) {
 			t.Fatalf("line %q: %v", line, err)
 		}
 		byID[e.RequestID] = e
+		if e.Method != "POST" || e.Path != "/v1/completions" || e.Protocol != "HTTP/1.1" || [2]int{int(e.BytesIn), int(e.BytesOut)} != sent[e.RequestID] || e.BytesOut == 0 {
+			t.Errorf("line %s: want POST /v1/completions HTTP/1.1 and %v bytes", line, sent[e.RequestID])
+		}
 	}
-	good, bad := byID["good"], byID["bad"]
-	if good.Status != 200 || good.Outcome != "ok" || good.Model != "m" || good.Legs != 1 || good.Decode == "" || good.FirstByteMS == nil || good.PromptTokens == 0 {
-		t.Errorf("line of a successful request: %+v", good)
+	if e := byID["good"]; e.Status != 200 || e.Outcome != "ok" || e.Model != "m" || e.RequestedModel != "m" || e.Class != "default" || e.Legs != 1 || e.Retries != 0 || e.Decode == "" || e.FirstByteMS == nil || e.PromptTokens == 0 {
+		t.Errorf("line of a successful request: %+v", e)
 	}
-	if bad.Status != 400 || bad.Outcome == "ok" || bad.Legs != 0 || bad.FirstByteMS != nil {
-		t.Errorf("line of a rejected request: %+v", bad)
+	if e := byID["bad"]; e.Status != 400 || e.Outcome == "ok" || e.Legs != 0 || e.FirstByteMS != nil {
+		t.Errorf("line of a rejected request: %+v", e)
 	}
-	if len(byID) != 2 {
-		t.Errorf("got %d lines, want 2: %s", len(byID), text)
+	if e := byID["alias"]; e.RequestedModel != "alias" || e.Model != "m" {
+		t.Errorf("line of an alias: %+v", e)
+	}
+	if e := byID["stream"]; !e.Stream || e.Status != 200 {
+		t.Errorf("line of a stream: %+v", e)
+	}
+	if e := byID["broken"]; e.Status != 502 || e.Legs < 2 || e.Retries != e.Legs-1 {
+		t.Errorf("line of a request that every engine fails: %+v", e)
+	}
+	if len(byID) != 5 {
+		t.Errorf("got %d lines, want 5: %s", len(byID), text)
+	}
+}
+
+// TestExplainNamesCauses: a failed leg has the text of its error beside the reason, and nothing of the
+// bodies.
+func TestExplainNamesCauses(t *testing.T) {
+	for _, tt := range []struct {
+		name, reason, cause string
+		stream              bool
+		engine              *world.Engine
+	}{
+		{"cut body", "body", "read answer body: unexpected EOF", false, &world.Engine{Serve: func(c *world.Conn, _ int) {
+			c.Send("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+			c.HangUp()
+		}}},
+		{"cut stream", "body", "read answer body: unexpected EOF", true, &world.Engine{Serve: func(c *world.Conn, _ int) {
+			c.Send(world.StreamHead)
+			c.Chunks(world.EventA)
+			c.HangUp()
+		}}},
+		{"open stream", "no_end", "the stream ended without its closing event", true, &world.Engine{Serve: func(c *world.Conn, _ int) { c.Stream(world.EventA) }}},
+		{"status", "status_500", "the engine answered with status 500", false, &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(500, `{"error":"a secret"}`) }}},
+		{"error in an answer", "error_answer", "the engine reported an error", false, &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, `{"error":{"message":"a secret"}}`) }}},
+		{"error in a stream", "error_event", "the engine reported an error", true, &world.Engine{Serve: func(c *world.Conn, _ int) { c.Stream("data: {\"error\":{\"message\":\"a secret\"}}\n\n") }}},
+		{"no form", "head", "read answer head: malformed status line", false, &world.Engine{Serve: func(c *world.Conn, _ int) {
+			c.Send("a secret\r\n\r\n")
+			c.HangUp()
+		}}},
+		{"no connection", "dial", "dial engine: no route to host", false, &world.Engine{Dialing: errors.New("no route to host")}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := world.New(t, world.Setup{Engines: []*world.Engine{tt.engine}, Config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+				w.Post(world.CompletionsPath, world.Completions(tt.stream))
+				synctest.Wait()
+				e := w.Explained()
+				if len(e.Legs) != 1 || e.Legs[0].Error != tt.reason || e.Legs[0].Cause != tt.cause {
+					t.Errorf("got legs %+v, want %s: %s", e.Legs, tt.reason, tt.cause)
+				}
+			})
+		})
 	}
 }
 

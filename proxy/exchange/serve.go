@@ -70,9 +70,12 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 		if saturable != "" {
 			x.admitted.Sent() // the load of the engines has the request now
 		}
+		if x.req.Stream && placement != nil {
+			x.keep(placement)
+		}
 		outcome := attempt.Run(&x.env, placement)
-		if x.placing.learn(outcome) {
-			return outcome.Err
+		if over, err := x.placing.learn(outcome); over {
+			return err
 		}
 	}
 }
@@ -87,7 +90,7 @@ func (x *exchange) authenticate(r *http.Request, api openai.API) (client string,
 		x.env.Key, x.account.tenant = admission.KeyName(r), admission.Tenant(r)
 	}
 	x.journal.Client = x.env.Key
-	return x.run.ClientOf(r), nil
+	return x.run.Proxies().Client(r), nil
 }
 
 // read reads the sidecar's headers and the body, and scans the body. A request that read
@@ -112,6 +115,7 @@ func (x *exchange) read(client string) error {
 	if err := x.scan(); err != nil {
 		return err
 	}
+	x.journal.Asked = x.req.Model
 	if x.req.EngineField != "" || t != nil && t.Models != nil {
 		if err := x.permit(); err != nil {
 			return err
@@ -238,7 +242,10 @@ func (x *exchange) answer(err error) {
 		x.client.Cut() // a normal return would send an empty 200, or a stream that looks complete
 		return
 	}
-	if x.client.Begun() { // a broken stream has ended with an error event or a cut connection
+	if x.client.Begun() {
+		if x.stream != nil && x.stream.end != nil {
+			x.endBroken()
+		}
 		return
 	}
 	outcome := outcomeOf(err)

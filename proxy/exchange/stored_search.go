@@ -125,7 +125,7 @@ func errNotStored(field string) error {
 // mayStore reports whether an instance may store responses, as it does not for prefill legs.
 // An instance that has never answered stores none. A remote gets no requests about responses.
 func (x *exchange) mayStore(i *engine.Instance) bool {
-	return (i.Role == abi.RoleDecode || i.Role == abi.RoleBoth) && i.State() != engine.Down && !i.IsRemote() && x.run.Connector(i.Spec.Connector).Serves(openai.Responses)
+	return (i.Role == abi.RoleDecode || i.Role == abi.RoleBoth) && i.State() != engine.Down && !i.IsRemote()
 }
 
 // mayUse reports whether the tenant may use a model of the instance. Other instances are not asked

@@ -142,6 +142,7 @@ const (
 	Observed_OBSERVED_NO_TRANSFER   Observed = 4 // pair, failure: a transfer failed
 	Observed_OBSERVED_TRANSFER_TIME Observed = 5 // pair, tokens, took_us: duration of a transfer
 	Observed_OBSERVED_OUTPUT_TIME   Observed = 6 // prefill, tokens, took_us: duration of a stream
+	Observed_OBSERVED_NO_ROOM       Observed = 7 // prefill: a leg was refused for lack of room
 )
 
 // Enum value maps for Observed.
@@ -154,6 +155,7 @@ var (
 		4: "OBSERVED_NO_TRANSFER",
 		5: "OBSERVED_TRANSFER_TIME",
 		6: "OBSERVED_OUTPUT_TIME",
+		7: "OBSERVED_NO_ROOM",
 	}
 	Observed_value = map[string]int32{
 		"OBSERVED_NOTHING":       0,
@@ -163,6 +165,7 @@ var (
 		"OBSERVED_NO_TRANSFER":   4,
 		"OBSERVED_TRANSFER_TIME": 5,
 		"OBSERVED_OUTPUT_TIME":   6,
+		"OBSERVED_NO_ROOM":       7,
 	}
 )
 
@@ -2051,7 +2054,8 @@ type Member struct {
 	Asleep        []bool                 `protobuf:"varint,9,rep,packed,name=asleep" json:"asleep,omitempty"` // for each rank
 	SinceMs       int64                  `protobuf:"varint,10,opt,name=since_ms,json=sinceMs" json:"since_ms,omitempty"`
 	Restarts      uint32                 `protobuf:"varint,11,opt,name=restarts" json:"restarts,omitempty"`
-	Facts         *Facts                 `protobuf:"bytes,12,opt,name=facts" json:"facts,omitempty"` // not set: not known yet
+	Facts         *Facts                 `protobuf:"bytes,12,opt,name=facts" json:"facts,omitempty"`                          // not set: not known yet
+	MoveAtMs      int64                  `protobuf:"varint,13,opt,name=move_at_ms,json=moveAtMs" json:"move_at_ms,omitempty"` // when its open streams begin to move; 0: they stay
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2168,6 +2172,13 @@ func (x *Member) GetFacts() *Facts {
 		return x.Facts
 	}
 	return nil
+}
+
+func (x *Member) GetMoveAtMs() int64 {
+	if x != nil {
+		return x.MoveAtMs
+	}
+	return 0
 }
 
 // Engine is config.Engine.
@@ -2486,6 +2497,7 @@ type Facts struct {
 	PpSize        int64                  `protobuf:"varint,18,opt,name=pp_size,json=ppSize" json:"pp_size,omitempty"`
 	CpSize        int64                  `protobuf:"varint,19,opt,name=cp_size,json=cpSize" json:"cp_size,omitempty"`
 	Transfer      string                 `protobuf:"bytes,20,opt,name=transfer" json:"transfer,omitempty"`
+	Owner         string                 `protobuf:"bytes,21,opt,name=owner" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2656,6 +2668,13 @@ func (x *Facts) GetCpSize() int64 {
 func (x *Facts) GetTransfer() string {
 	if x != nil {
 		return x.Transfer
+	}
+	return ""
+}
+
+func (x *Facts) GetOwner() string {
+	if x != nil {
+		return x.Owner
 	}
 	return ""
 }
@@ -4074,7 +4093,7 @@ const file_fleet_proto_rawDesc = "" +
 	"\n" +
 	"KnownModel\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n" +
-	"\x05roles\x18\x02 \x01(\rR\x05roles\"\xe1\x02\n" +
+	"\x05roles\x18\x02 \x01(\rR\x05roles\"\xff\x02\n" +
 	"\x06Member\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12)\n" +
@@ -4088,7 +4107,9 @@ const file_fleet_proto_rawDesc = "" +
 	"\bsince_ms\x18\n" +
 	" \x01(\x03R\asinceMs\x12\x1a\n" +
 	"\brestarts\x18\v \x01(\rR\brestarts\x12*\n" +
-	"\x05facts\x18\f \x01(\v2\x14.pdproxy.fleet.FactsR\x05facts\"\xde\a\n" +
+	"\x05facts\x18\f \x01(\v2\x14.pdproxy.fleet.FactsR\x05facts\x12\x1c\n" +
+	"\n" +
+	"move_at_ms\x18\r \x01(\x03R\bmoveAtMs\"\xde\a\n" +
 	"\x06Engine\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x12\n" +
@@ -4125,7 +4146,7 @@ const file_fleet_proto_rawDesc = "" +
 	"\tmax_conns\x18\x1d \x01(\x03R\bmaxConns\x12\x0e\n" +
 	"\x02ca\x18\x1e \x01(\tR\x02ca\x120\n" +
 	"\x14insecure_skip_verify\x18\x1f \x01(\bR\x12insecureSkipVerify\x12\x12\n" +
-	"\x04wire\x18  \x01(\tR\x04wire\"\x86\x05\n" +
+	"\x04wire\x18  \x01(\tR\x04wire\"\x9c\x05\n" +
 	"\x05Facts\x12\x16\n" +
 	"\x06models\x18\x01 \x03(\tR\x06models\x12.\n" +
 	"\x05cards\x18\x02 \x03(\v2\x18.pdproxy.fleet.ModelCardR\x05cards\x12\x18\n" +
@@ -4151,7 +4172,8 @@ const file_fleet_proto_rawDesc = "" +
 	"\atp_size\x18\x11 \x01(\x03R\x06tpSize\x12\x17\n" +
 	"\app_size\x18\x12 \x01(\x03R\x06ppSize\x12\x17\n" +
 	"\acp_size\x18\x13 \x01(\x03R\x06cpSize\x12\x1a\n" +
-	"\btransfer\x18\x14 \x01(\tR\btransfer\"k\n" +
+	"\btransfer\x18\x14 \x01(\tR\btransfer\x12\x14\n" +
+	"\x05owner\x18\x15 \x01(\tR\x05owner\"k\n" +
 	"\tModelCard\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\"\n" +
 	"\rmax_model_len\x18\x02 \x01(\x03R\vmaxModelLen\x12\x12\n" +
@@ -4277,7 +4299,7 @@ const file_fleet_proto_rawDesc = "" +
 	"\n" +
 	"KIND_KNOWN\x10\x14\x12\x10\n" +
 	"\fKIND_BUDGETS\x10\x15\x12\x10\n" +
-	"\fKIND_CLEANUP\x10\x16*\xb3\x01\n" +
+	"\fKIND_CLEANUP\x10\x16*\xc9\x01\n" +
 	"\bObserved\x12\x14\n" +
 	"\x10OBSERVED_NOTHING\x10\x00\x12\x14\n" +
 	"\x10OBSERVED_FAILURE\x10\x01\x12\x14\n" +
@@ -4285,7 +4307,8 @@ const file_fleet_proto_rawDesc = "" +
 	"\x11OBSERVED_TRANSFER\x10\x03\x12\x18\n" +
 	"\x14OBSERVED_NO_TRANSFER\x10\x04\x12\x1a\n" +
 	"\x16OBSERVED_TRANSFER_TIME\x10\x05\x12\x18\n" +
-	"\x14OBSERVED_OUTPUT_TIME\x10\x06B1Z(github.com/pdproxy/pdproxy/proxy/fleetpb\x92\x03\x04\b\x02 \x03b\beditionsp\xe8\a"
+	"\x14OBSERVED_OUTPUT_TIME\x10\x06\x12\x14\n" +
+	"\x10OBSERVED_NO_ROOM\x10\aB1Z(github.com/pdproxy/pdproxy/proxy/fleetpb\x92\x03\x04\b\x02 \x03b\beditionsp\xe8\a"
 
 var (
 	file_fleet_proto_rawDescOnce sync.Once

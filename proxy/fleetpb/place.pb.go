@@ -766,7 +766,8 @@ type Placed struct {
 	Notes         []string               `protobuf:"bytes,17,rep,name=notes,proto3" json:"notes,omitempty"`
 	Scored        bool                   `protobuf:"varint,18,opt,name=scored,proto3" json:"scored,omitempty"`
 	RowSize       uint32                 `protobuf:"varint,19,opt,name=row_size,json=rowSize,proto3" json:"row_size,omitempty"`
-	Rows          []byte                 `protobuf:"bytes,20,opt,name=rows,proto3" json:"rows,omitempty"` // the candidates, in the layout of a policy's frame
+	Rows          []byte                 `protobuf:"bytes,20,opt,name=rows,proto3" json:"rows,omitempty"`    // the candidates, in the layout of a policy's frame
+	Scale         uint32                 `protobuf:"varint,21,opt,name=scale,proto3" json:"scale,omitempty"` // of the scores: an abi.Scale
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -939,6 +940,13 @@ func (x *Placed) GetRows() []byte {
 		return x.Rows
 	}
 	return nil
+}
+
+func (x *Placed) GetScale() uint32 {
+	if x != nil {
+		return x.Scale
+	}
+	return 0
 }
 
 // Fallback is a policy that was replaced, and the reason.
@@ -1486,7 +1494,7 @@ const file_place_proto_rawDesc = "" +
 	"\x04kept\x18\n" +
 	" \x01(\bR\x04kept\x12\x13\n" +
 	"\x05by_id\x18\v \x01(\bR\x04byId\x12\x1c\n" +
-	"\tcontinues\x18\f \x01(\bR\tcontinues\"\xb4\x04\n" +
+	"\tcontinues\x18\f \x01(\bR\tcontinues\"\xca\x04\n" +
 	"\x06Placed\x120\n" +
 	"\x06result\x18\x01 \x01(\x0e2\x18.pdproxy.fleet.PlacementR\x06result\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x14\n" +
@@ -1508,7 +1516,8 @@ const file_place_proto_rawDesc = "" +
 	"\x05notes\x18\x11 \x03(\tR\x05notes\x12\x16\n" +
 	"\x06scored\x18\x12 \x01(\bR\x06scored\x12\x19\n" +
 	"\brow_size\x18\x13 \x01(\rR\arowSize\x12\x12\n" +
-	"\x04rows\x18\x14 \x01(\fR\x04rows\"6\n" +
+	"\x04rows\x18\x14 \x01(\fR\x04rows\x12\x14\n" +
+	"\x05scale\x18\x15 \x01(\rR\x05scale\"6\n" +
 	"\bFallback\x12\x12\n" +
 	"\x04what\x18\x01 \x01(\tR\x04what\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"V\n" +

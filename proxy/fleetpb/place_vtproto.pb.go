@@ -735,6 +735,13 @@ func (m *Placed) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Scale != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Scale))
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0xa8
+	}
 	if len(m.Rows) > 0 {
 		i -= len(m.Rows)
 		copy(dAtA[i:], m.Rows)
@@ -1837,6 +1844,9 @@ func (m *Placed) SizeVT() (n int) {
 	l = len(m.Rows)
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Scale != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.Scale))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -4336,6 +4346,25 @@ func (m *Placed) UnmarshalVTUnsafe(dAtA []byte) error {
 			}
 			m.Rows = dAtA[iNdEx:postIndex]
 			iNdEx = postIndex
+		case 21:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Scale", wireType)
+			}
+			m.Scale = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Scale |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

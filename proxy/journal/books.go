@@ -34,6 +34,9 @@ func NewBooks(metrics *telemetry.Metrics, tracer *telemetry.Tracer, access *acce
 	return &Books{Running: Running{worker: worker}, metrics: metrics, tracer: tracer, access: access, log: log}
 }
 
+// LogsAccess reports whether ended requests go to the access log.
+func (b *Books) LogsAccess() bool { return b.access != nil && b.access.On.Load() }
+
 // Running is the set of requests that run now. It is safe for concurrent use.
 type Running struct {
 	mu     sync.Mutex
@@ -140,7 +143,14 @@ type Ring struct {
 	mu   sync.Mutex
 	ring [RingSize]Record // guarded by mu
 	puts uint64           // number of calls of put; guarded by mu
+
+	candidates int    // candidates for which the records have memory; guarded by mu
+	dropped    uint64 // the records of so many first puts have no memory for candidates; guarded by mu
 }
+
+// maxCandidates limits the candidates that a Ring keeps, to about 27 MB: the candidates of a request
+// are as many as the targets of its model. With more than 64 of them, only the later records have theirs.
+const maxCandidates = 64 * RingSize
 
 // maxKeptTiming limits the timing that an explanation keeps of a leg, in bytes.
 const maxKeptTiming = 1 << 10
@@ -151,7 +161,7 @@ func (s *Ring) put(r *Record) {
 	defer s.mu.Unlock()
 	kept := &s.ring[s.puts%RingSize]
 	s.puts++
-	rows, candidates, fallbacks := kept.rows, kept.candidates[:0], kept.fallbacks[:0]
+	rows, candidates, fallbacks := kept.rows, s.memoryFor(len(r.candidates), kept), kept.fallbacks[:0]
 	*kept = *r
 	kept.candidates, kept.fallbacks = append(candidates, r.candidates...), append(fallbacks, r.fallbacks...)
 	kept.rows = slices.Grow(rows[:0], len(r.rows))[:len(r.rows)]
@@ -166,6 +176,29 @@ func (s *Ring) put(r *Record) {
 			*t = connector.Timing{}
 		}
 	}
+}
+
+// memoryFor returns the memory for n candidates of the last put: that of its slot, or that of the
+// oldest records, which lose their candidates. The caller holds mu.
+func (s *Ring) memoryFor(n int, slot *Record) []candidate {
+	memory := slot.candidates[:0]
+	if cap(memory) >= n {
+		return memory
+	}
+	s.candidates -= cap(memory)
+	if s.puts > RingSize {
+		s.dropped = max(s.dropped, s.puts-RingSize)
+	}
+	for ; s.candidates+n > maxCandidates && s.dropped < s.puts-1; s.dropped++ {
+		oldest := s.at(s.dropped)
+		s.candidates -= cap(oldest.candidates)
+		memory, oldest.candidates, oldest.incomplete = oldest.candidates[:0], nil, true
+	}
+	if cap(memory) < n {
+		memory = make([]candidate, 0, n)
+	}
+	s.candidates += cap(memory)
+	return memory
 }
 
 // at returns the record of the put with that number, counted from 0. Numbers that differ by

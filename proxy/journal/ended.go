@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -55,6 +56,8 @@ type EndedRow struct {
 	FirstByteMS *float64            `json:"first_byte_ms"`
 	FailedLegs  []FailedLeg         `json:"failed_legs,omitempty"`
 	Fallbacks   []ExplainedFallback `json:"fallbacks,omitempty"`
+	// Continuations are the places at which the stream broke off.
+	Continuations []ExplainedContinuation `json:"continuations,omitempty"`
 }
 
 // FailedLeg is a leg that an engine failed.
@@ -74,6 +77,11 @@ func (t Troubles) Few(e *EndedRow) bool {
 	return t[kind] <= maxAlike
 }
 
+// NoRecent returns a Recent without requests. JSON shows its lists as empty lists, not as null.
+func NoRecent() Recent {
+	return Recent{Prompts: make(map[string]PromptTokens), Latest: []EndedRow{}, Troubled: []EndedRow{}}
+}
+
 // Recent returns the requests that ended after the position that an earlier call returned as Next;
 // 0 for all. A position that the ring has not reached counts as 0.
 func (s *Ring) Recent(after uint64) Recent {
@@ -85,7 +93,8 @@ func (s *Ring) Recent(after uint64) Recent {
 	if s.puts > RingSize {
 		after = max(after, s.puts-RingSize)
 	}
-	list := Recent{Next: s.puts, Prompts: make(map[string]PromptTokens), Latest: []EndedRow{}, Troubled: []EndedRow{}} // no null in JSON
+	list := NoRecent()
+	list.Next = s.puts
 	kinds := make(Troubles)
 	for n := s.puts; n > after; n-- {
 		r := s.at(n - 1)
@@ -102,6 +111,46 @@ func (s *Ring) Recent(after uint64) Recent {
 			sum.Tokens += r.Usage.Prompt
 			sum.Cached += max(r.Usage.Cached, 0)
 			list.Prompts[engine] = sum
+		}
+	}
+	return list
+}
+
+// During holds the requests of a period, the newest first.
+type During struct {
+	// Troubled are those that Recent.Troubled could list. Each list has at most MaxDuring rows.
+	Troubled []EndedRow `json:"troubled"`
+	Others   []EndedRow `json:"others"`
+	Total    int        `json:"total"` // requests of the period, also those that the lists leave out
+	// Since is the time from which all requests are still held, in seconds since the Unix epoch.
+	Since float64 `json:"since"`
+}
+
+// MaxDuring is the largest number of rows of a list of During.
+const MaxDuring = 100
+
+// During returns the requests that ran at some time of a period. Since is 0 if the ring has lost no
+// request.
+func (s *Ring) During(from, to time.Time) During {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list, oldest := During{Troubled: []EndedRow{}, Others: []EndedRow{}}, uint64(0) // no null in JSON
+	if s.puts > RingSize {
+		oldest = s.puts - RingSize
+		list.Since = unix(s.at(oldest).ended)
+	}
+	for n := s.puts; n > oldest; n-- {
+		r := s.at(n - 1)
+		if r.ended.Before(from) || r.Start.After(to) {
+			continue
+		}
+		list.Total++
+		rows := &list.Others
+		if r.troubled() {
+			rows = &list.Troubled
+		}
+		if len(*rows) < MaxDuring {
+			*rows = append(*rows, r.endedRow())
 		}
 	}
 	return list
@@ -130,7 +179,7 @@ func (r *Record) endedRow() EndedRow {
 		RequestID: r.RequestID, End: unix(r.ended), Model: r.Model, Flow: r.Flow.String(), Outcome: r.Outcome.String(), Status: r.Status,
 		DurationMS: millis(r.ended.Sub(r.Start)), Prefill: r.prefill, Decode: r.decode,
 		PromptTokens: max(r.Usage.Prompt, 0), CachedTokens: max(r.Usage.Cached, 0), OutputTokens: max(r.Usage.Completion, 0),
-		FirstByteMS: since(r.Start, r.FirstByte),
+		FirstByteMS: since(r.Start, r.FirstByte), Continuations: r.explainSeams(),
 	}
 	for _, l := range r.rows {
 		if l.failed {

@@ -3,8 +3,10 @@ package journal
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -39,14 +41,14 @@ func TestRecentTrouble(t *testing.T) {
 		"client error": func(r *Journal) { r.Outcome = telemetry.OutcomeClientError },
 		"cancelled": func(r *Journal) {
 			r.Outcome = telemetry.OutcomeCancelled
-			r.LegCancelled(begin(r, abi.Decode, targetNamed("d0"), 1, ""))
+			r.LegCancelled(begin(r, abi.Decode, targetNamed("d0"), 1, ""), "")
 		},
 		"! broken":    func(r *Journal) { r.Outcome = telemetry.OutcomeBroken },
 		"! shed":      func(r *Journal) { r.Outcome = telemetry.OutcomeShed },
 		"! no target": func(r *Journal) { r.Outcome = telemetry.OutcomeNoTarget },
 		"! fallback":  func(r *Journal) { r.Fallback("mint", "late") },
 		"! lost leg": func(r *Journal) {
-			r.LegFailed(begin(r, abi.Decode, targetNamed("d1"), 1, ""), "dial")
+			r.LegFailed(begin(r, abi.Decode, targetNamed("d1"), 1, ""), "dial", "dial engine: connection refused")
 		},
 	} {
 		s.put(ended(id, change))
@@ -70,6 +72,25 @@ func TestRecentTrouble(t *testing.T) {
 			if !slices.Equal(r.Fallbacks, []ExplainedFallback{{"mint", "late"}}) {
 				t.Errorf("got fallbacks %+v", r.Fallbacks)
 			}
+		}
+	}
+}
+
+// TestRecentContinuations: a row and the explanation of a request have the places at which its
+// stream broke off.
+func TestRecentContinuations(t *testing.T) {
+	s := new(Ring)
+	s.put(ended("moved", func(r *Journal) {
+		r.Continued(57, 83*time.Millisecond)
+		r.NotContinued(90, "tool_calls")
+		r.seams[0].at, r.seams[1].at = at(2), at(4)
+	}))
+	gap := 83.0
+	want := []ExplainedContinuation{{AtMS: 2, Tokens: 57, Result: "continued", GapMS: &gap, Decode: "d0"}, {AtMS: 4, Tokens: 90, Result: "tool_calls"}}
+	e, ok := s.Get("moved")
+	for name, got := range map[string][]ExplainedContinuation{"row": s.Recent(0).Latest[0].Continuations, "explanation": e.Continuations} {
+		if !ok || !reflect.DeepEqual(got, want) {
+			t.Errorf("the %s has %+v", name, got)
 		}
 	}
 }
@@ -117,5 +138,41 @@ func TestRecentPositions(t *testing.T) {
 	}
 	if got := s.Recent(1 << 40); got.Prompts["d0"].Tokens != 10*RingSize {
 		t.Errorf("a position of another process: %d tokens", got.Prompts["d0"].Tokens)
+	}
+}
+
+// TestDuring: a period has the requests that ran at some time of it, those in trouble apart, and the
+// ring says from when it has all.
+func TestDuring(t *testing.T) {
+	s := new(Ring)
+	put := func(id string, start, end int, outcome telemetry.Outcome) {
+		s.put(ended(id, func(r *Journal) { r.Start, r.ended, r.Outcome = at(start), at(end), outcome }))
+	}
+	put("before", 0, 9, telemetry.OutcomeOK)
+	put("into", 0, 10, telemetry.OutcomeOK)
+	put("broken", 12, 13, telemetry.OutcomeBroken)
+	put("within", 12, 14, telemetry.OutcomeOK)
+	put("all along", 1, 30, telemetry.OutcomeOK)
+	put("out of", 20, 31, telemetry.OutcomeCancelled)
+	put("after", 21, 32, telemetry.OutcomeBroken)
+	got := s.During(at(10), at(20))
+	if want := []string{"out of", "all along", "within", "into"}; !slices.Equal(ids(got.Others), want) {
+		t.Errorf("others %q, want %q", ids(got.Others), want)
+	}
+	if !slices.Equal(ids(got.Troubled), []string{"broken"}) || got.Total != 5 || got.Since != 0 {
+		t.Errorf("got %+v", got)
+	}
+	if got := s.During(at(100), at(200)); got.Total != 0 || got.Troubled == nil || got.Others == nil {
+		t.Errorf("an empty period: %+v", got)
+	}
+	for n := range RingSize {
+		put(fmt.Sprint(n), 40, 41+n, telemetry.OutcomeOK)
+	}
+	got = s.During(at(10), at(20))
+	if want := unix(at(41)); got.Total != 0 || got.Since != want {
+		t.Errorf("after a full ring: %+v, want since %v", got, want)
+	}
+	if got := s.During(at(0), at(1e6)); got.Total != RingSize || len(got.Others) != MaxDuring || got.Others[0].RequestID != fmt.Sprint(RingSize-1) {
+		t.Errorf("a long period: %d rows of %d", len(got.Others), got.Total)
 	}
 }

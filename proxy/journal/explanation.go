@@ -23,14 +23,20 @@ type Explanation struct {
 	// Coordination is the sidecar's policy that placed the request.
 	Coordination string `json:"coordination,omitempty"`
 	// Picker is the choice of the ext_proc picker, if the proxy has one.
-	Picker     *ExplainedPicker     `json:"picker,omitempty"`
-	Outcome    string               `json:"outcome"`
-	Status     int                  `json:"status"`
-	DurationMS float64              `json:"duration_ms"`
-	Candidates []ExplainedCandidate `json:"candidates"`
-	Legs       []ExplainedLeg       `json:"legs"`
-	Fallbacks  []ExplainedFallback  `json:"fallbacks"`
-	Notes      []string             `json:"notes,omitempty"` // notes of policies and filters
+	Picker     *ExplainedPicker `json:"picker,omitempty"`
+	Outcome    string           `json:"outcome"`
+	Status     int              `json:"status"`
+	DurationMS float64          `json:"duration_ms"`
+	// ScoreBetter is the better score of the candidates, "low" or "high", and ScoreUnit the unit of the
+	// scores, "s", "tokens", "requests" or "blocks", as far as the policy states them.
+	ScoreBetter string               `json:"score_better,omitempty"`
+	ScoreUnit   string               `json:"score_unit,omitempty"`
+	Candidates  []ExplainedCandidate `json:"candidates"`
+	Legs        []ExplainedLeg       `json:"legs"`
+	Fallbacks   []ExplainedFallback  `json:"fallbacks"`
+	Notes       []string             `json:"notes,omitempty"` // notes of policies and filters
+	// Continuations are the places at which the stream broke off.
+	Continuations []ExplainedContinuation `json:"continuations,omitempty"`
 	// Key and turn of the conversation. They are set if a policy needs conversations.
 	Conversation string `json:"conversation,omitempty"`
 	Turn         int32  `json:"turn,omitempty"`
@@ -46,7 +52,8 @@ type ExplainedCandidate struct {
 }
 
 // ExplainedLeg is one leg, in the order of their starts. A time of a step that did not happen is
-// null.
+// null. Error is the reason of a failure, a label of pdproxy_leg_errors_total, and Cause the text of
+// the error, if there is more to say.
 type ExplainedLeg struct {
 	ID          string   `json:"id"`
 	Phase       string   `json:"phase"`
@@ -58,6 +65,7 @@ type ExplainedLeg struct {
 	EndMS       *float64 `json:"end_ms"`
 	Status      int      `json:"status"`
 	Error       string   `json:"error"`
+	Cause       string   `json:"cause,omitempty"`
 
 	Timing *ExplainedTiming `json:"engine_timing,omitempty"`
 }
@@ -71,6 +79,18 @@ type ExplainedPicker struct {
 	Prefill      []string `json:"prefill,omitempty"`
 	Encoders     []string `json:"encoders,omitempty"`
 	BodyChanged  bool     `json:"body_changed,omitempty"`
+}
+
+// ExplainedContinuation is a place at which a stream broke off, behind Tokens of the answer. Result
+// is that of pdproxy_continuations_total. If it is "continued", the stream went on at the two
+// engines, after a gap that the client saw between two events.
+type ExplainedContinuation struct {
+	AtMS    float64  `json:"at_ms"`
+	Tokens  int      `json:"tokens"`
+	Result  string   `json:"result"`
+	GapMS   *float64 `json:"gap_ms,omitempty"`
+	Prefill string   `json:"prefill,omitempty"`
+	Decode  string   `json:"decode,omitempty"`
 }
 
 // ExplainedFallback is one counted deviation from the configuration.
@@ -88,6 +108,8 @@ func (r *Record) explain() Explanation {
 		Fallbacks:  make([]ExplainedFallback, 0, len(r.fallbacks)),
 		Notes:      r.notes,
 
+		Continuations: r.explainSeams(),
+
 		Conversation: string(r.turn.Key.AppendText(nil)), Turn: r.turn.Number,
 	}
 	if p := r.pick; p != nil {
@@ -96,8 +118,14 @@ func (r *Record) explain() Explanation {
 			Prefill: p.Prefill, Encoders: p.Encoders, BodyChanged: p.BodyChanged,
 		}
 	}
+	if r.incomplete {
+		e.Notes = append(slices.Clone(e.Notes), "the candidates of this request are no longer kept")
+	}
+	if r.scored {
+		e.ScoreBetter, e.ScoreUnit = r.scale.Better(), r.scale.Unit()
+	}
 	for _, c := range r.candidates {
-		shown := ExplainedCandidate{Engine: c.engine, Rank: c.rank, Score: r.score(c), Facts: map[string]any{
+		shown := ExplainedCandidate{Engine: c.engine, Rank: int(c.facts.Rank), Score: r.score(c), Facts: map[string]any{
 			"role": c.facts.Roles.String(), "requests": c.facts.Requests, "tokens": c.facts.Tokens, "trial": c.facts.Trial,
 			"group": c.facts.Group, "pair": c.facts.Pair.String(), "home": c.facts.Home.String(), "queued": c.facts.Queued,
 			"blocks_gpu": c.facts.BlocksGPU, "blocks_cpu": c.facts.BlocksCPU, "blocks_disk": c.facts.BlocksDisk,
@@ -117,7 +145,7 @@ func (r *Record) explain() Explanation {
 		e.Legs = append(e.Legs, ExplainedLeg{
 			ID: l.id, Phase: l.Phase.String(), Engine: l.engine, Rank: l.rank, Attempt: l.attempt,
 			StartMS: millis(l.Start.Sub(r.Start)), FirstByteMS: since(r.Start, first), EndMS: since(r.Start, l.ended),
-			Status: l.status, Error: l.reason, Timing: r.explainTiming(l),
+			Status: l.status, Error: l.reason, Cause: l.cause, Timing: r.explainTiming(l),
 		})
 	}
 	slices.SortStableFunc(e.Legs, func(a, b ExplainedLeg) int {
@@ -133,6 +161,19 @@ func (r *Record) explain() Explanation {
 		e.Fallbacks = append(e.Fallbacks, ExplainedFallback{What: f.What, Reason: f.Reason})
 	}
 	return e
+}
+
+// explainSeams returns the places at which the stream broke off.
+func (r *Record) explainSeams() (list []ExplainedContinuation) {
+	for _, s := range r.seams {
+		c := ExplainedContinuation{AtMS: millis(s.at.Sub(r.Start)), Tokens: s.tokens, Result: s.result, Prefill: s.prefill, Decode: s.decode}
+		if s.result == resultContinued {
+			gap := millis(s.gap)
+			c.GapMS = &gap
+		}
+		list = append(list, c)
+	}
+	return list
 }
 
 // score returns the score that the policy gave c; nil: none, or one that JSON cannot

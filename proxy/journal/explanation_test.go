@@ -69,7 +69,7 @@ func fullRecord(id string) *Record {
 	failed := begin(r, abi.Prefill, p0, 1, "leg-a")
 	good := begin(r, abi.Prefill, p1, 2, "leg-b")
 	r.LegAnswered(failed, 500)
-	r.LegFailed(failed, "status_500")
+	r.LegFailed(failed, "status_500", "the engine answered with status 500")
 	r.LegAnswered(good, 200)
 	r.LegSucceeded(good, "vllm-nixl")
 	r.LegAnswered(decode, 200)
@@ -78,7 +78,7 @@ func fullRecord(id string) *Record {
 	r.Fallback("retry", "budget")
 	r.Status = 200
 	r.Outcome, r.Usage = telemetry.OutcomeOK, openai.Usage{Prompt: 7, Completion: 5, Cached: -1}
-	r.End()
+	r.End(HTTP{})
 	if r.FirstByte.IsZero() || r.placed.IsZero() || r.ended.IsZero() || decode.firstByte != r.FirstByte {
 		panic("the journal has not noted all times")
 	}
@@ -197,7 +197,8 @@ func TestExplainJSON(t *testing.T) {
    "first_byte_ms": 4,
    "end_ms": 4,
    "status": 500,
-   "error": "status_500"
+   "error": "status_500",
+   "cause": "the engine answered with status 500"
   },
   {
    "id": "leg-b",
@@ -317,6 +318,55 @@ func TestExplainRing(t *testing.T) {
 	}
 }
 
+// The memory for candidates does not grow with the engines: with many engines, only the later
+// records have their candidates, and the others say so.
+func TestRingLimitsCandidates(t *testing.T) {
+	s := new(Ring)
+	held := func() (sum int) {
+		for i := range s.ring {
+			sum += cap(s.ring[i].candidates)
+		}
+		return sum
+	}
+	n := 0
+	put := func(candidates int) (id string) {
+		n++
+		id = fmt.Sprint("r", n)
+		s.put(&Record{RequestID: id, candidates: make([]candidate, candidates)})
+		return id
+	}
+	shows := func(id string, want int, complete bool) {
+		t.Helper()
+		if e, ok := s.Get(id); !ok || len(e.Candidates) != want || (len(e.Notes) == 0) != complete {
+			t.Errorf("%s: found %v, %d candidates, notes %q; want %d", id, ok, len(e.Candidates), e.Notes, want)
+		}
+	}
+	for range RingSize {
+		put(64)
+	}
+	shows("r1", 64, true)
+	put(1000)
+	shows("r2", 0, false)
+	shows("r1000", 64, true)
+	for range 3 * RingSize {
+		put(1000)
+		put(3)
+		if s.candidates > maxCandidates {
+			t.Fatalf("%d candidates after %d records", s.candidates, n)
+		}
+	}
+	if sum := held(); sum != s.candidates {
+		t.Errorf("the records have memory for %d candidates, counted are %d", sum, s.candidates)
+	}
+	shows(put(1000), 1000, true)
+	shows(fmt.Sprint("r", n-200), 1000, true)
+	shows(fmt.Sprint("r", n-2000), 0, false)
+	shows(put(maxCandidates+1), maxCandidates+1, true)
+	shows(put(2), 2, true)
+	shows(put(2), 2, true)
+	shows(fmt.Sprint("r", n-2), 0, false)
+}
+
 // The stored record shares no memory with the exchange, which reuses its own memory for
 // the next request.
 func TestExplainCopies(t *testing.T) {
@@ -334,7 +384,7 @@ func TestExplainCopies(t *testing.T) {
 	}
 	r.Open(b, t.Context(), nil, "r2")
 	for range 3 {
-		r.LegEnded(begin(r, abi.Decode, targetNamed("other"), 9, "other"), "other")
+		r.LegEnded(begin(r, abi.Decode, targetNamed("other"), 9, "other"), "other", "other")
 	}
 	r.Fallback("other", "other")
 	r.candidates = append(r.candidates, candidate{engine: "other"})

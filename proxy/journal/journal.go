@@ -20,6 +20,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
+// HTTP has the facts of a client's request and of its answer that the access log shows.
+type HTTP struct {
+	Address, Method, Path, Protocol string // the path is escaped and without a query
+	Received, Sent                  int64  // bytes of the bodies
+	Class                           string // the priority class; "" without classes
+}
+
 // Journal is the account of one request. The goroutine of the request owns it and its fields, but
 // BeginLeg, the methods that have a *Leg, Fallback, PrefillDone, Timing, Panic and
 // the methods that only read may be called by both legs of the request at the same time.
@@ -27,6 +34,7 @@ import (
 type Journal struct {
 	Record
 	Client    string           // name of the client's API key; "" without keys
+	Asked     string           // the client's name for the model; "" if the request has none
 	Meter     *telemetry.Model // instruments of the request's model; Metrics.Other until the model is known
 	Span      *telemetry.Span  // nil: the request is not traced
 	Filters   *abi.StreamInfo  // nil: no filter needs facts
@@ -43,6 +51,7 @@ type Journal struct {
 	last     coordinator.Pair // of the last placement
 	api      openai.API       // of the request that Described has got
 	class    *telemetry.Class // instruments of the priority class; nil: the configuration has no classes
+	retries  int              // of all legs
 	stage    telemetry.Stage
 	staged   time.Time     // when stage began
 	waited   time.Duration // time in the earlier stages
@@ -110,10 +119,9 @@ func (j *Journal) Placed(p *coordinator.Placement, promptTokens int64) {
 	}
 	j.DisaggID, j.Flow, j.Policy, j.turn = p.ID, p.Flow, p.Policy, p.Turn
 	j.prefill, j.decode = p.Prefill.Name(), p.Decode.Name()
-	j.candidates, j.scored = j.candidates[:0], p.Facts.Scored
-	for i, c := range p.Facts.Candidates {
-		t := p.Targets[i]
-		j.candidates = append(j.candidates, candidate{engine: t.Name(), rank: t.Rank, facts: c})
+	j.candidates, j.scored, j.scale = j.candidates[:0], p.Facts.Scored, p.Facts.Scale
+	for i := range p.Facts.Candidates {
+		j.candidates = append(j.candidates, candidate{engine: p.Targets[i].Name(), facts: p.Facts.Candidates[i]})
 	}
 	j.notes = append(j.notes, p.Notes...)
 	p.Recycle()
@@ -163,18 +171,25 @@ func (j *Journal) LegTimed(l *Leg, t connector.Timing) {
 	j.mu.Unlock()
 }
 
-// LegEnded notes that a leg ended for a reason that is not a failure of the engine.
-func (j *Journal) LegEnded(l *Leg, reason string) { l.ended, l.reason = time.Now(), reason }
+// maxCause bounds the text of a cause, in bytes.
+const maxCause = 256
 
-// LegCancelled counts a leg that the proxy ended because its result was no longer needed.
-func (j *Journal) LegCancelled(l *Leg) {
-	j.LegEnded(l, "cancelled")
+// LegEnded notes that a leg ended for a reason that is not a failure of the engine. cause is the text
+// of the error for operators, which holds nothing of a body; "": the reason says all.
+func (j *Journal) LegEnded(l *Leg, reason, cause string) {
+	l.ended, l.reason, l.cause = time.Now(), reason, cause[:min(len(cause), maxCause)]
+}
+
+// LegCancelled counts a leg that the proxy ended because its result was no longer needed. cause is as
+// for LegEnded.
+func (j *Journal) LegCancelled(l *Leg, cause string) {
+	j.LegEnded(l, "cancelled", cause)
 	j.books.metrics.Cancelled(l.Phase)
 }
 
-// LegFailed counts a leg that failed.
-func (j *Journal) LegFailed(l *Leg, reason string) {
-	j.LegEnded(l, reason)
+// LegFailed counts a leg that failed. cause is as for LegEnded.
+func (j *Journal) LegFailed(l *Leg, reason, cause string) {
+	j.LegEnded(l, reason, cause)
 	l.failed = true
 	j.books.metrics.LegError(l.Phase, l.engine, reason)
 }
@@ -189,6 +204,7 @@ func (j *Journal) LegSucceeded(l *Leg, connector string) {
 
 // Retry counts that a leg is tried again because it failed on an engine.
 func (j *Journal) Retry(phase abi.Phase, engine, reason string) {
+	j.retries++
 	j.books.metrics.Retry(phase, reason)
 	j.Warn("leg failed, retrying", "phase", phase.String(), "engine", engine, "reason", reason)
 }
@@ -200,10 +216,13 @@ func (j *Journal) RetainedKV(outcome string) { j.books.metrics.Turn(outcome) }
 // l is the leg that answers; nil if the answer is that of prefill alone.
 func (j *Journal) AnswerBegins(l *Leg) {
 	now := time.Now()
-	j.FirstByte = now
 	if l != nil {
 		l.firstByte = now
 	}
+	if !j.FirstByte.IsZero() { // another leg continues the answer
+		return
+	}
+	j.FirstByte = now
 	if j.WarmUp {
 		return
 	}
@@ -238,9 +257,26 @@ func (j *Journal) Broken(kind string, err error) {
 	}
 }
 
+// Continued counts a stream that the last placement continues. The client has waited for gap since
+// the last event before the seam, behind that number of tokens of the answer.
+func (j *Journal) Continued(tokens int, gap time.Duration) {
+	j.seams = append(j.seams, seam{at: time.Now(), tokens: tokens, gap: gap, prefill: j.prefill, decode: j.decode, result: resultContinued})
+	j.books.metrics.Continuation(resultContinued)
+	j.Warn("stream continues on another engine", "engine", j.decode, "tokens", tokens, "gap", gap)
+}
+
+// Completed counts a stream that lacked only its closing events, which the proxy has sent.
+func (j *Journal) Completed(tokens int) { j.NotContinued(tokens, "completed") }
+
+// NotContinued counts a stream that has broken off and is not continued.
+func (j *Journal) NotContinued(tokens int, reason string) {
+	j.seams = append(j.seams, seam{at: time.Now(), tokens: tokens, result: reason})
+	j.books.metrics.Continuation(reason)
+}
+
 // End ends the request with Outcome: it adds the request to the metrics and writes its span and
-// its lines of the logs. Close must still be called.
-func (j *Journal) End() {
+// its lines of the logs. h may be empty unless LogsAccess. Close must still be called.
+func (j *Journal) End(h HTTP) {
 	j.ended = time.Now()
 	if j.WarmUp {
 		return
@@ -271,8 +307,8 @@ func (j *Journal) End() {
 	if j.Span != nil {
 		j.trace(&e)
 	}
-	if b.access != nil && b.access.On.Load() {
-		j.logAccess()
+	if b.LogsAccess() {
+		j.logAccess(&h)
 	}
 	if b.log.Enabled(context.Background(), slog.LevelDebug) {
 		j.logLegs()

@@ -49,7 +49,7 @@ func BenchmarkJournal(b *testing.B) {
 		j.Usage = openai.Usage{Prompt: 10, Completion: 8}
 		j.LegSucceeded(&decode, "vllm-nixl")
 		j.Outcome = telemetry.OutcomeOK
-		j.End()
+		j.End(HTTP{})
 		j.Close()
 	}
 }

@@ -34,16 +34,30 @@ type Record struct {
 	ended           time.Time
 	prefill, decode string // engine names of the last placement
 	candidates      []candidate
-	scored          bool     // the policy gave the candidates scores
-	notes           []string // notes of policies, then notes of filters
-	rows            []*Leg   // of the legs; the caller of BeginLeg owns their memory
+	incomplete      bool      // the candidates are no longer kept
+	scored          bool      // the policy gave the candidates scores
+	scale           abi.Scale // of the scores
+	notes           []string  // notes of policies, then notes of filters
+	rows            []*Leg    // of the legs; the caller of BeginLeg owns their memory
 	fallbacks       []coordinator.Fallback
+	seams           []seam // of the stream
 }
+
+// seam is a place at which a stream broke off.
+type seam struct {
+	at              time.Time
+	tokens          int           // of the answer before it
+	gap             time.Duration // between two events of the client
+	prefill, decode string        // engine names of the placement that continues it
+	result          string        // as in pdproxy_continuations_total; the three before it are only of resultContinued
+}
+
+// resultContinued is the result of a stream that another placement continues.
+const resultContinued = "continued"
 
 // candidate is one target that the last placement could choose.
 type candidate struct {
 	engine string
-	rank   int
 	facts  abi.Candidate
 }
 
@@ -71,10 +85,14 @@ type Leg struct {
 	firstByte time.Time
 	ended     time.Time
 	status    int
-	reason    string           // why it failed; "" for success
+	reason    string           // why it failed, a label of metrics; "" for success
+	cause     string           // the text of the error; "": reason says all
 	failed    bool             // by the engine's or the network's fault
 	timing    connector.Timing // the engine's report of the leg's timing
 }
+
+// FirstByte returns when the answer of the leg began; zero: it has not.
+func (l *Leg) FirstByte() time.Time { return l.firstByte }
 
 // Timing returns the timing of the proxy and of the engines of the last legs, under the
 // names that TensorRT-LLM uses.

@@ -78,16 +78,20 @@ func (j *Journal) trace(e *telemetry.Exchange) {
 }
 
 // logAccess writes the line of the request to the access log.
-func (j *Journal) logAccess() {
+func (j *Journal) logAccess(h *HTTP) {
 	e := accesslog.Entry{
-		Time: j.Start.UTC().Round(time.Microsecond), RequestID: j.RequestID, Client: j.Client, Model: j.Model, RequestedModel: j.Requested, Stream: j.Stream,
-		Flow: j.Flow.String(), Policy: j.Policy, Prefill: j.prefill, Decode: j.decode,
-		Outcome: j.Outcome.String(), Status: j.Status, Legs: len(j.rows),
+		Time: j.Start.UTC().Round(time.Microsecond), RequestID: j.RequestID, ClientAddress: h.Address, Client: j.Client,
+		Method: h.Method, Path: h.Path, Protocol: h.Protocol, RequestedModel: j.Asked, Model: j.Model, Class: h.Class,
+		Stream: j.Stream, Flow: j.Flow.String(), Policy: j.Policy, Prefill: j.prefill, Decode: j.decode,
+		Outcome: j.Outcome.String(), Status: j.Status, Legs: len(j.rows), Retries: j.retries, BytesIn: h.Received, BytesOut: h.Sent,
 		PromptTokens: max(0, j.Usage.Prompt), CachedTokens: max(0, j.Usage.Cached), OutputTokens: max(0, j.Usage.Completion),
 		FirstByteMS: since(j.Start, j.FirstByte), DurationMS: millis(j.ended.Sub(j.Start)),
 	}
 	for _, f := range j.fallbacks {
 		e.Fallbacks = append(e.Fallbacks, f.What+":"+f.Reason)
+	}
+	for _, s := range j.seams {
+		e.Continuations = append(e.Continuations, s.result)
 	}
 	j.books.access.Write(&e)
 }
@@ -108,7 +112,7 @@ func (j *Journal) attrs(more ...any) []any {
 func (j *Journal) logLegs() {
 	for _, l := range j.rows {
 		j.books.log.Debug("leg", j.attrs("leg_id", l.id, "phase", l.Phase.String(), "engine", l.engine, "rank", l.rank,
-			"attempt", l.attempt, "status", l.status, "error", l.reason, "ms", l.ended.Sub(l.Start).Milliseconds())...)
+			"attempt", l.attempt, "status", l.status, "error", l.reason, "cause", l.cause, "ms", l.ended.Sub(l.Start).Milliseconds())...)
 	}
 	j.books.log.Debug("exchange", j.attrs("flow", j.Flow.String(), "outcome", j.Outcome.String(),
 		"status", j.Status, "ms", j.ended.Sub(j.Start).Milliseconds())...)

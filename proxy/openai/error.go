@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"cmp"
 	"net/http"
 	"strconv"
@@ -15,6 +16,9 @@ type Error struct {
 	Code    Code   // machine-readable reason; CodeNone: null
 	Param   string // the invalid body field; empty: null
 	Message string // one sentence for the client
+	// NotContinued is why no other engine goes on with the broken stream that the error ends; empty:
+	// the member is left out.
+	NotContinued string
 }
 
 // Error returns the status and the reason. It contains no text of a body: neither the
@@ -59,8 +63,38 @@ func (e *Error) AppendJSON(dst []byte) []byte {
 	dst = append(dst, `,"param":`...)
 	dst = appendQuotedOrNull(dst, e.Param)
 	dst = append(dst, `,"code":`...)
-	dst = appendQuotedOrNull(dst, e.Code.String())
+	dst = e.appendNotContinued(appendQuotedOrNull(dst, e.Code.String()))
 	return append(dst, "}}"...)
+}
+
+// appendNotContinued appends the member not_continued of an error object, if there is one.
+func (e *Error) appendNotContinued(dst []byte) []byte {
+	if e.NotContinued == "" {
+		return dst
+	}
+	return AppendQuoted(append(dst, `,"not_continued":`...), e.NotContinued)
+}
+
+// WithNotContinued returns the events from an engine's error event on, with why no other engine goes on
+// as the member not_continued of the error object; reason "" is none. Events in an unknown form stay as
+// they are.
+func WithNotContinued(events []byte, reason string) []byte {
+	end := EventEnd(events)
+	at := bytes.Index(events[:end], []byte("data:"))
+	if at < 0 || reason == "" {
+		return events
+	}
+	var o, inner Object
+	if o.Parse(bytes.TrimSpace(events[at+len("data:"):end])) != nil {
+		return events
+	}
+	raw, _ := o.Get("error")
+	if inner.Parse(raw) != nil {
+		return events
+	}
+	edited := inner.Append(nil, Edit{Key: "not_continued", Value: AppendQuoted(nil, reason)})
+	result := o.Append(append(bytes.Clone(events[:at]), "data: "...), Edit{Key: "error", Value: edited})
+	return append(append(result, "\n\n"...), events[end:]...)
 }
 
 // AppendError appends the error in the form for unary clients of this API: that of
@@ -107,7 +141,7 @@ func (a API) AppendErrorEvent(dst []byte, e *Error, sequence int64) []byte {
 		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":"...)
 		dst = AppendQuoted(dst, e.class())
 		dst = append(dst, `,"message":`...)
-		dst = AppendQuoted(dst, e.Message)
+		dst = e.appendNotContinued(AppendQuoted(dst, e.Message))
 		return append(dst, "}}\n\n"...)
 	case Responses:
 		code := cmp.Or(e.Code.String(), e.class())
@@ -125,7 +159,7 @@ func (a API) AppendErrorEvent(dst []byte, e *Error, sequence int64) []byte {
 		dst = AppendQuoted(dst, e.class())
 		dst = append(dst, `,"code":`...)
 		dst = AppendQuoted(dst, code)
-		dst = append(dst, flat...)
+		dst = e.appendNotContinued(append(dst, flat...))
 		return append(dst, "}}\n\n"...)
 	}
 	return AppendErrorEvent(dst, e)

@@ -93,6 +93,26 @@ func TestAppendErrorEvent(t *testing.T) {
 }
 
 // A body's buffer returns to the pool before its error is answered and logged.
+func TestWithNotContinued(t *testing.T) {
+	for events, want := range map[string]string{
+		"data: {\"error\":{\"message\":\"no\",\"code\":500}}\n\ndata: [DONE]\n\n": "data: {\"error\":{\"not_continued\":\"seam\",\"message\":\"no\",\"code\":500}}\n\ndata: [DONE]\n\n",
+		"event: error\ndata: {\"error\": {\"message\": \"no\"}, \"id\": 7}\n\n":   "event: error\ndata: {\"error\": {\"not_continued\":\"seam\",\"message\": \"no\"}, \"id\": 7}\n\n",
+		"data: {\"error\":{}}\n\n":                            "data: {\"error\":{\"not_continued\":\"seam\"}}\n\n",
+		"data: {\"object\":\"error\",\"message\":\"no\"}\n\n": "data: {\"object\":\"error\",\"message\":\"no\"}\n\n",
+		"data: {\"error\":\"no\"}\n\n":                        "data: {\"error\":\"no\"}\n\n",
+		"data: {\"error\":{\n\n":                              "data: {\"error\":{\n\n",
+		": x\n\n":                                             ": x\n\n",
+		"":                                                    "",
+	} {
+		if got := string(WithNotContinued([]byte(events), "seam")); got != want {
+			t.Errorf("%q: got  %q\nwant %q", events, got, want)
+		}
+		if got := string(WithNotContinued([]byte(events), "")); got != events {
+			t.Errorf("without a reason: %q", got)
+		}
+	}
+}
+
 func TestErrorOutlivesBody(t *testing.T) {
 	for _, text := range []string{`{"messages":[{}],"n":0}`, `{"prompt":[]}`, `{"n":1,"n":1}`, `{"n":tru}`, `{"max_tokens":1.5}`} {
 		body := []byte(text)

@@ -181,9 +181,9 @@ func (s *EventScanner) Begin(head []byte) {
 // events are numbered without a gap.
 func (s *EventScanner) NextSequence() int64 { return s.first + s.Events }
 
-// eventEnd returns the number of bytes through the end of the first event; 0 if it does not end.
+// EventEnd returns the number of bytes through the end of the first event; 0 if it does not end.
 // A blank line ends an event: LF or CRLF directly after another LF.
-func eventEnd(p []byte) int {
+func EventEnd(p []byte) int {
 	for i := 0; ; {
 		n := bytes.IndexByte(p[i:], '\n')
 		if n < 0 {

@@ -62,7 +62,7 @@ func (r *Request) StreamHead() StreamHead {
 // the request. The events of an API that does not generate text all have content.
 func (h *StreamHead) Read(b []byte) Verdict {
 	for {
-		end := eventEnd(b[h.End:])
+		end := EventEnd(b[h.End:])
 		if end == 0 {
 			return h.Verdict
 		}
@@ -241,16 +241,16 @@ func statusOfType(name string) int {
 	return http.StatusInternalServerError
 }
 
-// BeforeAbort returns the whole events before the first one whose finish reason is a
-// failure.
-func BeforeAbort(events []byte) []byte {
+// BeforeFailure returns the whole events before the first one whose finish reason is a
+// failure, or, if errors is set, that is an error event.
+func BeforeFailure(events []byte, errors bool) []byte {
 	for at := 0; ; {
-		end := eventEnd(events[at:])
+		end := EventEnd(events[at:])
 		if end == 0 {
 			end = len(events) - at
 		}
 		var s EventScanner
-		if s.note(events[at : at+end]); s.Aborted || end == 0 {
+		if s.note(events[at : at+end]); s.Aborted || errors && s.Failed || end == 0 {
 			return events[:at]
 		}
 		at += end

@@ -264,7 +264,7 @@ func TestFirstStatusCounts(t *testing.T) {
 	}
 }
 
-func TestBeforeAbort(t *testing.T) {
+func TestBeforeFailure(t *testing.T) {
 	const (
 		data  = "data: {\"choices\":[{\"text\":\"finish_reason\",\"finish_reason\":null}]}\n\n"
 		abort = "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\r\n\r\n"
@@ -274,7 +274,7 @@ func TestBeforeAbort(t *testing.T) {
 		{"", ""}, {data, data}, {abort, ""}, {data + abort + data, data}, {data + data + abort + abort, data + data},
 		{": x\n\n" + data + abort, ": x\n\n" + data}, {typed + abort, typed}, {data + "data: {\"finish_reason\":\"abort\"}", data}, {data + "data: {", data + "data: {"},
 	} {
-		if got := string(BeforeAbort([]byte(tt[0]))); got != tt[1] {
+		if got := string(BeforeFailure([]byte(tt[0]), false)); got != tt[1] {
 			t.Errorf("%q: got %q, want %q", tt[0], got, tt[1])
 		}
 	}

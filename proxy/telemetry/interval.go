@@ -85,13 +85,37 @@ func (v *intervalVec) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+// buckets returns the sum of all histograms.
+func (v *intervalVec) buckets() (b Buckets) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.byLabel) == 0 {
+		return b
+	}
+	b = Buckets{Bounds: make([]float64, intervalBuckets-1), Counts: make([]uint64, intervalBuckets)}
+	for i := range b.Bounds {
+		b.Bounds[i] = intervalBound(i)
+	}
+	for _, h := range v.byLabel {
+		var total uint64
+		for i := range h.counts {
+			total += h.counts[i].Load()
+			b.Counts[i] += total
+		}
+	}
+	return b
+}
+
+// intervalBound returns the upper bound of a bucket, in seconds.
+func intervalBound(bucket int) float64 { return float64(uint64(1)<<bucket) / 1000 }
+
 func (h *intervalHistogram) metric(desc *prometheus.Desc, label string) prometheus.Metric {
 	buckets := make(map[float64]uint64, intervalBuckets-1)
 	var total uint64
 	for b := range h.counts {
 		total += h.counts[b].Load()
 		if b < intervalBuckets-1 {
-			buckets[float64(uint64(1)<<b)/1000] = total
+			buckets[intervalBound(b)] = total
 		}
 	}
 	return prometheus.MustNewConstHistogram(desc, total, time.Duration(h.sum.Load()).Seconds(), buckets, label)

@@ -43,6 +43,7 @@ type Metrics struct {
 	cleanupTime   *prometheus.HistogramVec
 	cancelled     *prometheus.CounterVec
 	brokenStreams *prometheus.CounterVec
+	continuations *prometheus.CounterVec
 	shed          *prometheus.CounterVec
 	clients       *prometheus.CounterVec
 	tenantTokens  *prometheus.CounterVec
@@ -109,6 +110,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		cleanupTime:   histogram("pdproxy_kv_cleanup_seconds", "Time from the end of a failed exchange until the KV on its engines was known to be free. KV that only the engine's own time-out frees is not counted.", waits, "connector", "how"),
 		cancelled:     counter("pdproxy_legs_cancelled_total", "Legs cancelled because the client left or the other leg failed.", "phase"),
 		brokenStreams: counter("pdproxy_broken_streams_total", "Streams that ended in an error event, by reason.", "reason"),
+		continuations: counter("pdproxy_continuations_total", "Streams that broke off while continuation was on: continued on other engines, completed by the proxy because only the closing events were missing, or the reason why neither.", "result"),
 		shed:          counter("pdproxy_shed_total", "Requests refused by a limit.", "reason"),
 		clients:       counter("pdproxy_client_exchanges_total", "Exchanges by the name of the client's API key; empty without keys.", "client", "outcome"),
 		tenantTokens:  counter("pdproxy_tenant_tokens_total", "Tokens of prompts and answers that counted against the limits of a tenant. The proxy estimates the tokens that the engine did not report.", "tenant"),
@@ -241,6 +243,9 @@ func (m *Metrics) Cleanup(connector, how string, d time.Duration) {
 
 // Cancelled counts a leg that was cancelled in that phase.
 func (m *Metrics) Cancelled(phase abi.Phase) { m.cancelled.WithLabelValues(phase.String()).Inc() }
+
+// Continuation counts a stream that broke off, by the result.
+func (m *Metrics) Continuation(result string) { m.continuations.WithLabelValues(result).Inc() }
 
 // BrokenStream counts a stream that ended in an error event.
 func (m *Metrics) BrokenStream(reason string) { m.brokenStreams.WithLabelValues(reason).Inc() }

@@ -8,13 +8,18 @@ import (
 // Totals are the present values of the instruments that the dashboard shows. Each value is
 // the sum over all labels that its field does not name. All values only grow.
 type Totals struct {
-	Outcomes   map[string]float64 `json:"outcomes"`   // ended exchanges by outcome
-	Tokens     map[string]float64 `json:"tokens"`     // by kind
-	LegErrors  map[string]float64 `json:"leg_errors"` // by engine
-	Retries    float64            `json:"retries"`
-	Shed       float64            `json:"shed"`
-	FirstToken Buckets            `json:"first_token"` // seconds
-	InterEvent Buckets            `json:"inter_event"` // seconds
+	Outcomes  map[string]float64 `json:"outcomes"`   // ended exchanges by outcome
+	Tokens    map[string]float64 `json:"tokens"`     // by kind
+	LegErrors map[string]float64 `json:"leg_errors"` // by engine
+	Retries   float64            `json:"retries"`
+	Shed      float64            `json:"shed"`
+	// Broken counts the streams that ended in an error event, and Continuations, by result, those
+	// that broke off while continuation was on.
+	Broken        float64            `json:"broken_streams"`
+	Continuations map[string]float64 `json:"continuations"`
+
+	FirstToken Buckets `json:"first_token"` // seconds
+	InterEvent Buckets `json:"inter_event"` // seconds
 }
 
 // Buckets are the buckets of a histogram. Counts[i] is the number of observations up to
@@ -31,7 +36,8 @@ func (m *Metrics) Totals() Totals {
 	return Totals{
 		Outcomes: sumBy(m.exchanges, "outcome"), Tokens: sumBy(m.tokens, "kind"), LegErrors: sumBy(m.legErrors, "engine"),
 		Retries: sumBy(m.retries, "")[""], Shed: sumBy(m.shed, "")[""],
-		FirstToken: sumBuckets(m.firstToken), InterEvent: sumBuckets(m.interEvent),
+		Broken: sumBy(m.brokenStreams, "")[""], Continuations: sumBy(m.continuations, "result"),
+		FirstToken: sumBuckets(m.firstToken), InterEvent: m.interEvent.buckets(),
 	}
 }
 

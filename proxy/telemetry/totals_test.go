@@ -32,6 +32,11 @@ func TestTotals(t *testing.T) {
 	m.Retry(abi.Decode, "refused")
 	m.Retry(abi.Prefill, "timeout")
 	m.Shed("queue_full")
+	m.BrokenStream("cut")
+	m.BrokenStream("idle")
+	m.Continuation("continued")
+	m.Continuation("continued")
+	m.Continuation("no_ids")
 	other.FirstByte(true, 3*time.Millisecond)
 	known.FirstByte(true, 3*time.Second)
 	known.FirstByte(true, time.Hour)
@@ -40,13 +45,14 @@ func TestTotals(t *testing.T) {
 		"outcomes":   {got.Outcomes, {"ok": 2, "broken": 1}},
 		"tokens":     {got.Tokens, {"prompt": 10, "completion": 5, "cached": 4}},
 		"leg errors": {got.LegErrors, {"p0": 1, "d0": 2}},
+		"continued":  {got.Continuations, {"continued": 2, "no_ids": 1}},
 	} {
 		if !maps.Equal(pair[0], pair[1]) {
 			t.Errorf("%s: got %v, want %v", name, pair[0], pair[1])
 		}
 	}
-	if got.Retries != 2 || got.Shed != 1 {
-		t.Errorf("retries %v, shed %v", got.Retries, got.Shed)
+	if got.Retries != 2 || got.Shed != 1 || got.Broken != 2 {
+		t.Errorf("retries %v, shed %v, broken streams %v", got.Retries, got.Shed, got.Broken)
 	}
 	if b := got.FirstToken; !slices.Equal(b.Bounds, waits) || b.Counts[1] != 0 || b.Counts[2] != 1 || b.Counts[len(waits)-1] != 2 || b.Counts[len(waits)] != 3 {
 		t.Errorf("time to first token: %+v", b)

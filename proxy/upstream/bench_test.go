@@ -10,9 +10,10 @@ import (
 	"net"
 	"runtime"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/dev/usage"
 )
 
 // slurp reads requests of size bytes after the end of the head, without allocating, and
@@ -37,18 +38,10 @@ func slurp(br *bufio.Reader, size int, f func() error) {
 	}
 }
 
-// cpu returns the processor time of the process. A busy machine distorts it less than
-// wall-clock time.
-func cpu() time.Duration {
-	var u syscall.Rusage
-	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
 // reportCPU reports the processor time per operation since start, including that of the
 // fake engine in the same process.
 func reportCPU(b *testing.B, start time.Duration) {
-	b.ReportMetric(float64(cpu()-start)/float64(b.N), "cpu-ns/op")
+	b.ReportMetric(float64(usage.ProcessTime()-start)/float64(b.N), "cpu-ns/op")
 }
 
 // agentFields are the header lines of a typical leg.
@@ -78,7 +71,7 @@ func BenchmarkRequest(b *testing.B) {
 			}
 			p := make([]byte, 4096)
 			b.ReportAllocs()
-			start := cpu()
+			start := usage.ProcessTime()
 			for b.Loop() {
 				resp, err := cl.Do(b.Context(), req)
 				if err != nil {
@@ -129,7 +122,7 @@ func BenchmarkEvents(b *testing.B) {
 		})
 	}
 	b.ReportAllocs()
-	start := cpu()
+	start := usage.ProcessTime()
 	for b.Loop() {
 		read.Add(streams)
 		for _, c := range engines {

@@ -46,6 +46,14 @@ func (r *Response) Commit() bool {
 	return !c.evicted
 }
 
+// Uncommit permits the eviction again. Only the reader may call it.
+func (r *Response) Uncommit() {
+	c := r.body
+	c.client.pool.mu.Lock()
+	defer c.client.pool.mu.Unlock()
+	c.pinned = c.evicted
+}
+
 // Read blocks until at least one byte of the body is there, and returns all bytes that
 // have arrived, across chunk borders and without framing. It may use all of p as
 // scratch space. io.EOF means that the answer was complete. Every other error is an

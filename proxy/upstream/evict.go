@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// ErrEvicted is the cause of a call that EvictIdle ended because its engine is
+// ErrEvicted is the cause of a call that EvictIdle ended, mostly because its engine is
 // unresponsive.
 var ErrEvicted = errors.New("the engine is unresponsive")
 
@@ -27,8 +27,8 @@ type CallControl interface {
 	// more, should continue for Request.Linger. It is called at most once, and only if
 	// Linger is not 0.
 	Lingers() bool
-	// Evict reports whether the call should end now because engine, the argument of
-	// EvictIdle, is unresponsive. It is not called after the end of the call.
+	// Evict reports whether the call should end now because of engine, the argument of
+	// EvictIdle. It is not called after the end of the call.
 	Evict(engine any) bool
 }
 

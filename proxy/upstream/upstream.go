@@ -83,8 +83,8 @@ type Client interface {
 	// Close the Response.
 	Do(ctx context.Context, req *Request) (*Response, error)
 	// EvictIdle ends the calls whose Control agrees; they fail with ErrEvicted. The
-	// registry calls it when an engine becomes unresponsive, and repeatedly while the
-	// engine stays so. engine identifies that engine to Control. EvictIdle does nothing
+	// registry calls it when an engine becomes unresponsive or its streams are to move, and
+	// repeatedly while that lasts. engine identifies that engine to Control. EvictIdle does nothing
 	// if bytes came on any call of this client within quiet.
 	EvictIdle(engine any, quiet time.Duration)
 	// Withdraw treats the calls whose Control does not want them any more as if their

@@ -39,7 +39,7 @@ test('models', async () => {
   assert.deepEqual(ids, ['sim'])
 })
 
-if (connector !== 'vllm-nixl') {
+if (connector === 'trtllm') {
   test('not served', async () => {
     await assert.rejects(proxied.messages.create(ask()), (e) => e.status === 501 && e.error.type === 'error')
   })

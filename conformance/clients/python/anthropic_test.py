@@ -61,7 +61,7 @@ class Case(unittest.TestCase):
 
 
 class Refused(Case):
-    """The connectors that do not serve /v1/messages."""
+    """The connector that does not serve /v1/messages."""
 
     def test_not_served(self):
         with self.assertRaises(anthropic.APIStatusError) as caught:
@@ -152,4 +152,4 @@ class Served(Case):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2, defaultTest="Served" if CONNECTOR == "vllm-nixl" else "Refused")
+    unittest.main(verbosity=2, defaultTest="Refused" if CONNECTOR == "trtllm" else "Served")

@@ -106,7 +106,7 @@ class OpenAITest(unittest.TestCase):
         self.assertEqual(got, want)
 
     def test_stored_responses(self):
-        if CONNECTOR != "vllm-nixl": # the simulated engines of the others store nothing, or have no responses
+        if CONNECTOR != "vllm-nixl": # the simulated engines of the others store nothing
             return
         first = self.proxied.responses.create(model="sim", input=PROMPT, max_output_tokens=16)
         got = self.proxied.responses.retrieve(first.id)

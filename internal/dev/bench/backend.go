@@ -19,7 +19,7 @@ const (
 	benchModel = "bench"
 	countsPath = "/bench/counts"
 	notFound   = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
-	eventSize  = 200 // bytes of one SSE event
+	eventSize  = 200 // bytes of one SSE event without token ids
 	// answerText fills a unary answer up to about 1 KB.
 	answerText = 760
 )
@@ -158,7 +158,7 @@ func (b *backend) answer(w io.Writer, e *engine, m *message, body []byte) error 
 		_, err := w.Write(answer)
 		return err
 	}
-	b.recorded.add(e, string(target), body)
+	b.recorded.add(e, body)
 	joined := afterKey(body, `"bootstrap_room"`) != nil // a leg of SGLang: prefill's engine is told by its address
 	switch {
 	case hasTrue(body, `"do_remote_decode"`) || joined && e.prefill:
@@ -183,7 +183,11 @@ func (b *backend) answer(w io.Writer, e *engine, m *message, body []byte) error 
 	}
 	events := number(body, `"max_tokens"`)
 	period := time.Duration(number(body, `"`+periodField+`"`)) * time.Microsecond
-	return writeStream(w, events, period)
+	ids := 0
+	if hasTrue(body, `"return_token_ids"`) {
+		ids = max(1, len(body)/4)
+	}
+	return writeStream(w, events, ids, period)
 }
 
 func (b *backend) get(w io.Writer, e *engine, target string) (err error) {
@@ -246,13 +250,20 @@ func number(body []byte, key string) int {
 // writeStream writes a chunked SSE answer, one write per event. The first event follows
 // the head at once, so the time to the first event is that of the proxy. The other events
 // come at the period from a random phase, so that streams opened together do not write in
-// step. Period 0: as fast as the connection accepts them.
-func writeStream(w io.Writer, events int, period time.Duration) error {
+// step. Period 0: as fast as the connection accepts them. prompt is the number of ids of the prompt in
+// the first event; 0: no event has token ids.
+func writeStream(w io.Writer, events, prompt int, period time.Duration) error {
 	if _, err := io.WriteString(w, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"+
 		"Transfer-Encoding: chunked\r\n\r\n"); err != nil {
 		return err
 	}
-	chunk, stamp := newEventChunk()
+	chunk, stamp := newEventChunk("")
+	var first, firstStamp []byte // with the ids of the prompt
+	if prompt > 0 {
+		const one = `,"token_ids":[1523]`
+		first, firstStamp = newEventChunk(`,"prompt_token_ids":[` + strings.Repeat("1523,", prompt-1) + "1523]" + one)
+		chunk, stamp = newEventChunk(one)
+	}
 	next := time.Now()
 	if period > 0 {
 		next = next.Add(rand.N(period))
@@ -262,8 +273,12 @@ func writeStream(w io.Writer, events int, period time.Duration) error {
 			time.Sleep(time.Until(next))
 			next = next.Add(period)
 		}
-		putStamp(stamp, time.Now())
-		if _, err := w.Write(chunk); err != nil {
+		event, at := chunk, stamp
+		if i == 0 && first != nil {
+			event, at = first, firstStamp
+		}
+		putStamp(at, time.Now())
+		if _, err := w.Write(event); err != nil {
 			return err
 		}
 	}
@@ -277,12 +292,13 @@ const (
 )
 
 // newEventChunk returns one SSE event as a chunk of the transfer coding, and
-// the part of it that holds the time of sending.
-func newEventChunk() (chunk, stamp []byte) {
+// the part of it that holds the time of sending. ids are further members of the choice.
+func newEventChunk(ids string) (chunk, stamp []byte) {
 	head := `data: {"id":"cmpl-1","object":"text_completion",` + stampKey
-	tail := `,"choices":[{"index":0,"text":"%s","finish_reason":null}]}` + "\n\n"
-	pad := eventSize - len(head) - stampDigits - len(tail) + len("%s")
-	chunk = fmt.Appendf(nil, "%x\r\n%s", eventSize, head)
+	tail := `,"choices":[{"index":0,"text":"%s","finish_reason":null` + ids + `}]}` + "\n\n"
+	size := eventSize + len(ids)
+	pad := size - len(head) - stampDigits - len(tail) + len("%s")
+	chunk = fmt.Appendf(nil, "%x\r\n%s", size, head)
 	at := len(chunk)
 	chunk = append(chunk, make([]byte, stampDigits)...)
 	chunk = fmt.Appendf(chunk, tail, bytes.Repeat([]byte("x"), pad))

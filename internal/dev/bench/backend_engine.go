@@ -163,17 +163,16 @@ type recorder struct {
 
 type recorded struct {
 	Prefill bool   `json:"prefill"`
-	Target  string `json:"target"`
 	Body    string `json:"body"`
 }
 
-func (r *recorder) add(e *engine, target string, body []byte) {
+func (r *recorder) add(e *engine, body []byte) {
 	if r == nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.list = append(r.list, recorded{e.prefill, target, string(body)})
+	r.list = append(r.list, recorded{e.prefill, string(body)})
 }
 
 // take returns the requests since the last call.

@@ -60,21 +60,21 @@ func newCases(p pace, descriptors int) []benchCase {
 	events := int(p.streams / tokenPeriod)
 	weigh, most := holdCounts(descriptors)
 	closed := func(proto string, conns, body, events int) load {
-		return load{Mode: modeClosed, Proto: proto, Conns: conns, QUICConns: 4, Body: body, Events: events, For: p.requests}
+		l := closedLoad(conns, body, events, p.requests)
+		l.Proto = proto
+		return l
 	}
 	sse := func(proto string, conns, body, events int) load {
-		return load{Mode: modeSSE, Proto: proto, Conns: conns, QUICConns: 4, Body: body, Events: events, Period: tokenPeriod}
+		l := sseLoad(conns, body, events)
+		l.Proto = proto
+		return l
 	}
-	hold := func(conns int) load {
-		return load{Mode: modeHold, Proto: protoH1, Conns: conns, QUICConns: 1, Body: 2048, Events: slowEvents, Period: slowPeriod, For: p.hold}
-	}
+	hold := func(conns int) load { return holdLoad(conns, slowPeriod, p.hold) }
 	const kb = 1 << 10
-	rate := closed(protoH1, 32, 2*kb, 0)
-	rate.Mode, rate.Rate = modeOpen, 2000
 	pd := []string{aiohttpPD, fastapiPD, pdproxyPD}
 	return []benchCase{
 		{name: caseJSON, kinds: []string{nginx, reverse, aiohttp, fastapi, pdproxy}, load: closed(protoH1, 32, 2*kb, 0)},
-		{name: caseRate, kinds: []string{direct, nginx, pdproxy}, load: rate},
+		{name: caseRate, kinds: []string{direct, nginx, pdproxy}, load: openLoad(2000, p.requests)},
 		{name: caseSSE100, kinds: []string{direct, nginx, aiohttp, fastapi, pdproxy}, load: sse(protoH1, 100, 2*kb, events)},
 		{name: caseSSE500, kinds: []string{direct, nginx, pdproxy}, load: sse(protoH1, 500, 2*kb, events)},
 		{name: caseJSONStd, kinds: []string{pdproxy}, load: closed(protoH1Std, 32, 2*kb, 0)},

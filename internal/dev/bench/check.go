@@ -89,19 +89,14 @@ func checkRows() []*checkRow {
 	const kb = 1 << 10
 	requests, streams := 700*time.Millisecond, time.Second
 	row := func(name, kind string, perEvent bool, l load) *checkRow {
-		l.Proto, l.QUICConns, l.For = protoH1, 1, requests
 		return &checkRow{name: name, kind: kind, perEvent: perEvent, load: l}
 	}
-	closed := func(conns, body, events int) load {
-		return load{Mode: modeClosed, Conns: conns, Body: body, Events: events}
-	}
-	sse := func(conns int) load {
-		return load{Mode: modeSSE, Conns: conns, Body: 2 * kb, Events: int(streams / tokenPeriod), Period: tokenPeriod}
-	}
+	closed := func(conns, body, events int) load { return closedLoad(conns, body, events, requests) }
+	sse := func(conns int) load { return sseLoad(conns, 2*kb, int(streams/tokenPeriod)) }
 	return []*checkRow{
 		row("request of 2 KB, 64 connections", pdproxy, false, closed(64, 2*kb, 0)),
 		row("request of 2 KB, 1 connection", pdproxy, false, closed(1, 2*kb, 0)),
-		row("request of 2 KB, 300 a second", pdproxy, false, load{Mode: modeOpen, Conns: 32, Body: 2 * kb, Rate: 300}),
+		row("request of 2 KB, 300 a second", pdproxy, false, openLoad(300, requests)),
 		row("event, 100 streams", pdproxy, true, sse(100)),
 		row("event, 500 streams", pdproxy, true, sse(500)),
 		row("PD request of 2 KB", pdproxyPD, false, closed(16, 2*kb, 1)),

@@ -41,20 +41,61 @@ type load struct {
 	Period    time.Duration // between two events of a stream, 0: no pause
 	Rate      float64       // requests a second over all connections (open)
 	For       time.Duration // how long (closed, open, hold)
-	PIDs      []int         // processes of the proxy
+	PIDs      pidList       // processes of the proxy
 	Header    string        // line that every request gets (h1)
+}
+
+// closedLoad is a load of as many requests as answers allow.
+func closedLoad(conns, body, events int, d time.Duration) load {
+	return load{Mode: modeClosed, Proto: protoH1, Conns: conns, QUICConns: 4, Body: body, Events: events, For: d}
+}
+
+// openLoad is a load of unary requests of 2 KB, rate of them a second.
+func openLoad(rate float64, d time.Duration) load {
+	l := closedLoad(32, 2<<10, 0, d)
+	l.Mode, l.Rate = modeOpen, rate
+	return l
+}
+
+// sseLoad is a load of streams at the pace of a fast engine.
+func sseLoad(conns, body, events int) load {
+	return load{Mode: modeSSE, Proto: protoH1, Conns: conns, QUICConns: 4, Body: body, Events: events, Period: tokenPeriod}
+}
+
+// holdLoad is a load of streams that stay open for d.
+func holdLoad(conns int, period, d time.Duration) load {
+	return load{Mode: modeHold, Proto: protoH1, Conns: conns, QUICConns: 4, Body: 2 << 10, Events: slowEvents, Period: period, For: d}
+}
+
+// pidList is a flag of process ids, comma separated.
+type pidList []int
+
+func (p *pidList) String() string {
+	texts := make([]string, len(*p))
+	for i, pid := range *p {
+		texts[i] = strconv.Itoa(pid)
+	}
+	return strings.Join(texts, ",")
+}
+
+func (p *pidList) Set(text string) error {
+	*p = nil
+	for one := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' }) {
+		pid, err := strconv.Atoi(one)
+		if err != nil {
+			return err
+		}
+		*p = append(*p, pid)
+	}
+	return nil
 }
 
 // args returns the command line of the load.
 func (l *load) args() []string {
-	pids := make([]string, len(l.PIDs))
-	for i, pid := range l.PIDs {
-		pids[i] = strconv.Itoa(pid)
-	}
 	return []string{"load", "-mode", l.Mode, "-proto", l.Proto, "-addr", l.Addr,
 		"-conns", strconv.Itoa(l.Conns), "-quic-conns", strconv.Itoa(l.QUICConns),
 		"-body", strconv.Itoa(l.Body), "-events", strconv.Itoa(l.Events), "-period", l.Period.String(),
-		"-rate", strconv.FormatFloat(l.Rate, 'f', -1, 64), "-for", l.For.String(), "-pids", strings.Join(pids, ","), "-header", l.Header}
+		"-rate", strconv.FormatFloat(l.Rate, 'f', -1, 64), "-for", l.For.String(), "-pids", l.PIDs.String(), "-header", l.Header}
 }
 
 func parseLoad(args []string) (*load, error) {
@@ -71,16 +112,9 @@ func parseLoad(args []string) (*load, error) {
 	fs.Float64Var(&l.Rate, "rate", 0, "requests a second (open)")
 	fs.DurationVar(&l.For, "for", 2*time.Second, "how long (closed, open, hold)")
 	fs.StringVar(&l.Header, "header", "", "`line` that every request gets (h1, hold)")
-	pids := fs.String("pids", "", "processes of the proxy, comma separated; none: no CPU figures")
+	fs.Var(&l.PIDs, "pids", "processes of the proxy, comma separated; none: no CPU figures")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
-	}
-	for text := range strings.FieldsFuncSeq(*pids, func(r rune) bool { return r == ',' }) {
-		pid, err := strconv.Atoi(text)
-		if err != nil {
-			return nil, fmt.Errorf("-pids: %w", err)
-		}
-		l.PIDs = append(l.PIDs, pid)
 	}
 	return l, l.check()
 }

@@ -50,7 +50,10 @@ type program struct {
 	engine bool
 }
 
-const noProxy = "no proxy"
+const (
+	noProxy    = "no proxy"
+	roundRobin = "vllm-router round_robin"
+)
 
 // peers are all rows in the order of a round. Those that are compared most
 // closely are neighbours, so that the same disturbance affects them.
@@ -66,9 +69,9 @@ var peers = []peer{
 	{Name: "Go ReverseProxy", Work: workPass, Flags: "httputil.ReverseProxy: large idle pool, flush after each read",
 		Cannot: []string{"no prefill and decode, one engine"}, start: startReverse},
 	{Name: "vllm-router", Software: "vllm-router", Work: workPass, Flags: "--worker-urls (default policy: cache_aware)", Routes: true, start: startVLLMRouter("")},
-	{Name: "vllm-router round_robin", Software: "vllm-router", Work: workPass, Flags: "--worker-urls --policy round_robin", start: startVLLMRouter("round_robin")},
-	{Name: "sglang-router", Software: "sglang-router", Work: workPass, Flags: "--worker-urls (default policy: cache_aware)", Routes: true, start: startSGLangRouter("sglang-router", "")},
-	{Name: "SMG", Software: "smg", Work: workPass, Flags: "--worker-urls (default policy: cache_aware)", Routes: true, start: startSGLangRouter("smg", "")},
+	{Name: roundRobin, Software: "vllm-router", Work: workPass, Flags: "--worker-urls --policy round_robin", start: startVLLMRouter("round_robin")},
+	{Name: "sglang-router", Software: "sglang-router", Work: workPass, Flags: "--worker-urls (default policy: cache_aware)", Routes: true, start: startSGLangRouter("sglang-router")},
+	{Name: "SMG", Software: "smg", Work: workPass, Flags: "--worker-urls (default policy: cache_aware)", Routes: true, start: startSGLangRouter("smg")},
 	{Name: "llm-d", Software: "llm-d", Work: workPass, Flags: "EPP with file discovery and the scorers of its examples, behind Envoy (ext_proc)", Routes: true, start: startLLMD},
 
 	{Name: "pdproxy, vLLM PD", Software: pdproxy, Work: workVLLM, Flags: `connector = "vllm-nixl"`, start: startPdproxy("vllm-nixl", "")},
@@ -79,10 +82,10 @@ var peers = []peer{
 		start:  startLLMDSidecar, header: func(s *scene) string { return "x-prefiller-host-port: " + s.prefill[0] }},
 
 	{Name: "pdproxy, SGLang PD", Software: pdproxy, Work: workSGLang, Flags: `connector = "sglang"`, start: startPdproxy("sglang", "")},
-	{Name: "sglang-router, PD", Software: "sglang-router", Work: workSGLang, Flags: "--pd-disaggregation", start: startSGLangRouter("sglang-router", "")},
+	{Name: "sglang-router, PD", Software: "sglang-router", Work: workSGLang, Flags: "--pd-disaggregation", start: startSGLangRouter("sglang-router")},
 	{Name: "SMG, PD", Software: "smg", Work: workSGLang, Flags: "--pd-disaggregation",
 		Cannot: []string{"vLLM's prefill and decode with static workers (no kv_transfer_params without a Kubernetes annotation)"},
-		start:  startSGLangRouter("smg", "")},
+		start:  startSGLangRouter("smg")},
 
 	{Name: "Dynamo", Software: "ai-dynamo", Work: workDynamo, Flags: "dynamo.frontend --router-mode kv, discovery by files, TCP requests, ZMQ events; its mocker as the engines",
 		Cannot: []string{"engines over HTTP (its workers have their own protocol)", "the fault table (its mocker does not tell what is pinned)"}, start: startDynamo},
@@ -92,7 +95,11 @@ var peers = []peer{
 // routers. It gets no KV events, so that all routers know only the requests.
 var kvAware = peer{Name: "pdproxy kv_aware", Software: pdproxy, Work: workPass, Flags: `place = "kv_aware", without KV events`, Routes: true, start: startPdproxy("none", "kv_aware")}
 
-// bare returns a peer's name as the name of a file.
+// isRouter reports whether p is a row of the tables of routers. All of them choose by cached prefixes,
+// except the one with which they are compared.
+func (p *peer) isRouter() bool { return p.Routes || p.Name == roundRobin }
+
+// bare returns a name of a file for a peer.
 func (p *peer) bare() string {
 	return strings.Map(func(r rune) rune {
 		if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' {

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// check says whether a peer relays what it should.
+// check is the comparison of the requests and answers that a peer relays with the expected ones.
 type check struct {
 	Peer  string `json:"peer"`
 	Works bool   `json:"works"`
@@ -161,7 +161,7 @@ func engineBody(body []byte, work string) []byte {
 	return append(body[:len(body)-1:len(body)-1], `,"kv_transfer_params":{"do_remote_prefill":true}}`...)
 }
 
-// joined reports whether a leg has what joins it with the other leg.
+// joined reports whether a leg has the parameters that connect it with the other leg.
 func (q *recorded) joined(work string) bool {
 	switch {
 	case work == workSGLang:
@@ -173,16 +173,13 @@ func (q *recorded) joined(work string) bool {
 }
 
 func takeRequests(ctx context.Context, st *stub) (list []recorded, err error) {
-	_, text, err := get(ctx, "http://"+st.engines[0]+requestsPath)
-	if err != nil {
-		return nil, err
-	}
-	return list, json.Unmarshal(text, &list)
+	err = getJSON(ctx, "http://"+st.engines[0]+requestsPath, &list)
+	return list, err
 }
 
 var stamps = regexp.MustCompile(`"t":[0-9]{19}`)
 
-// unstamped returns an answer without the times of sending.
+// unstamped returns an answer without its timestamps.
 func unstamped(body []byte) []byte { return stamps.ReplaceAll(body, []byte(`"t":0`)) }
 
 // otherMembers names the members of two JSON objects that differ. ok is false if one is none, or

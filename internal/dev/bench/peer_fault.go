@@ -18,7 +18,7 @@ import (
 const (
 	// faultPatience is how long a client waits. A request that is not over then hangs.
 	faultPatience = 10 * time.Second
-	// settleLimit is the time after which what is still pinned counts as left.
+	// settleLimit is the time after which blocks that are still pinned count as left.
 	settleLimit = 3 * time.Second
 	faultTokens = 60 // of an answer
 	tokenMicros = 20_000
@@ -26,7 +26,7 @@ const (
 	faultParallel = 3
 )
 
-// outcome is what one fault did to one peer.
+// outcome is the effect of one fault on one peer.
 type outcome struct {
 	Peer    string         `json:"peer"`
 	Case    string         `json:"case"`
@@ -175,16 +175,11 @@ func (t *trial) engine(ctx context.Context, role string) (*sim, error) {
 }
 
 func (e *sim) launch(ctx context.Context, t *trial, addr string) (err error) {
-	name := "sim-" + strings.ReplaceAll(port(addr), ":", "")
-	if e.process, err = launch(ctx, t.dir, name, t.suite.loadCore, e.argv...); err != nil {
+	if e.process, err = launch(ctx, t.dir, "sim-"+port(addr), t.suite.loadCore, e.argv...); err != nil {
 		return err
 	}
 	e.addr, e.dead = addr, false
 	return e.await(func() error { return accepts(addr) })
-}
-
-func (t *trial) restart(ctx context.Context, list []*sim, i int) error {
-	return list[i].launch(ctx, t, list[i].addr)
 }
 
 // left adds up what the living engines hold.
@@ -199,8 +194,7 @@ func (t *trial) left(ctx context.Context) (aborted, pinned, busy int) {
 			Waiting int `json:"requests_waiting"`
 			Aborted int `json:"aborted"`
 		}
-		_, text, err := get(ctx, "http://"+e.addr+"/sim/state")
-		if err == nil && json.Unmarshal(text, &state) == nil {
+		if getJSON(ctx, "http://"+e.addr+"/sim/state", &state) == nil {
 			aborted, pinned, busy = aborted+state.Aborted, pinned+state.Pinned, busy+state.Running+state.Waiting
 		}
 	}

@@ -47,26 +47,25 @@ var faultCases = []faultCase{
 	{name: "client leaves before the first token", pairs: 1, what: "decode has the KV and computes no token; 20 clients leave after 1 s", run: leaving(time.Second, "decode")},
 	{name: "client leaves a stuck decode engine", pairs: 1, what: "decode accepts connections, reads no request, and so frees nothing; 20 clients leave after 1 s", run: leaving(time.Second, "head")},
 	{name: "client leaves mid-stream", pairs: 1, what: "20 clients leave after 0.7 s of a stream of 1.2 s", run: leaving(700*time.Millisecond, "")},
-	{name: "decode restarted", pairs: 2, what: "a decode engine gets SIGKILL and starts again at its address 0.5 s later; then 40 requests, 10 a second", run: func(ctx context.Context, t *trial) error {
+	{name: "decode restarted", pairs: 2, what: "a decode engine gets SIGKILL and starts again at its address 0.5 s later; then 40 requests, 10 a second",
+		run: restarting(func(t *trial) *sim { return t.decode[0] })},
+	{name: "prefill restarted", pairs: 2, what: "the same for a prefill engine; after so short a time, SGLang's decode engines have missed too few heartbeats to drop the addresses of the old process",
+		run: restarting(func(t *trial) *sim { return t.prefill[0] })},
+}
+
+// restarting kills an engine and starts it again at its address.
+func restarting(of func(*trial) *sim) func(context.Context, *trial) error {
+	return func(ctx context.Context, t *trial) error {
 		t.Clients = t.begin(ctx, 10, false, 0)()
-		t.decode[0].kill()
+		e := of(t)
+		e.kill()
 		pause(ctx, 500*time.Millisecond)
-		if err := t.restart(ctx, t.decode, 0); err != nil {
+		if err := e.launch(ctx, t, e.addr); err != nil {
 			return err
 		}
 		t.Later = t.begin(ctx, 40, false, 100*time.Millisecond)()
 		return nil
-	}},
-	{name: "prefill restarted", pairs: 2, what: "the same for a prefill engine; after so short a time, SGLang's decode engines have missed too few heartbeats to drop the addresses of the old process", run: func(ctx context.Context, t *trial) error {
-		t.Clients = t.begin(ctx, 10, false, 0)()
-		t.prefill[0].kill()
-		pause(ctx, 500*time.Millisecond)
-		if err := t.restart(ctx, t.prefill, 0); err != nil {
-			return err
-		}
-		t.Later = t.begin(ctx, 40, false, 100*time.Millisecond)()
-		return nil
-	}},
+	}
 }
 
 // failing makes the only decode engine fail all requests.

@@ -1,27 +1,22 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
-	"compress/gzip"
 	"context"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/pdproxy/pdproxy/internal/dev/traces"
 	"github.com/pdproxy/pdproxy/internal/replay"
 )
 
 const (
-	traceBlock   = 512  // tokens of a block of the trace
 	hitEngines   = 4    //
 	hitCache     = 2000 // blocks that an engine keeps: a million tokens
 	hitRequests  = 4000 // of a trace
@@ -29,7 +24,10 @@ const (
 	hitMaxRounds = 3
 )
 
-// heldOut are the traces of the part hits: variants whose seeds chose no
+// heldOutOf is the trace whose variants the part hits uses.
+const heldOutOf = "internal/replay/testdata/mooncake.gz"
+
+// heldOut are the traces of the part hits: variants of heldOutOf whose seeds chose no
 // parameter of pdproxy's policies (docs/concepts/routing.md).
 var heldOut = []string{"resampled:11", "mixed:11"}
 
@@ -48,49 +46,14 @@ type hitRow struct {
 	Failed   string  `json:"failed,omitempty"`
 }
 
-// readTrace reads a trace in the form of Mooncake. A name with .gz is read in the
-// shorter form of internal/replay/testdata.
-func readTrace(path string) (*replay.Trace, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if !strings.HasSuffix(path, ".gz") {
-		return replay.ReadTrace(path, f, traceBlock)
-	}
-	in, err := gzip.NewReader(f)
-	if err != nil {
-		return nil, err
-	}
-	var lines bytes.Buffer
-	out := json.NewEncoder(&lines)
-	for dec := json.NewDecoder(in); ; {
-		var at, input, output int
-		var runs [][2]uint64
-		err := dec.Decode(&[]any{&at, &input, &output, &runs})
-		if err == io.EOF {
-			return replay.ReadTrace(path, &lines, traceBlock)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		line := replay.Line{Timestamp: float64(at), InputLength: input, OutputLength: output}
-		for _, run := range runs {
-			for n := range run[1] {
-				line.HashIDs = append(line.HashIDs, run[0]+n)
-			}
-		}
-		if err := out.Encode(line); err != nil {
-			return nil, err
-		}
-	}
-}
-
 // tracePrompts returns the prompts of a variant of a trace. A block of the trace
 // becomes promptBlock bytes that depend on its id.
 func tracePrompts(path, variant string, n int) ([][]byte, error) {
-	t, err := readTrace(path)
+	lines, err := traces.Lines(path)
+	if err != nil {
+		return nil, err
+	}
+	t, err := replay.ReadTrace(path, lines, traces.BlockTokens)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +62,7 @@ func tracePrompts(path, variant string, n int) ([][]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("variant %q: %w", variant, err)
 	}
-	if t, err = replay.Vary(t, kind, seed, traceBlock); err != nil {
+	if t, err = replay.Vary(t, kind, seed, traces.BlockTokens); err != nil {
 		return nil, err
 	}
 	var prompts [][]byte
@@ -129,10 +92,10 @@ func appendBlock(b []byte, id uint64) []byte {
 }
 
 func (s *peerSuite) hitsAll(ctx context.Context) error {
-	all := append([]*peer{&kvAware}, s.chosen(func(p *peer) bool { return p.Routes || p.Name == "vllm-router round_robin" })...)
+	all := append([]*peer{&kvAware}, s.chosen((*peer).isRouter)...)
 	possible := map[string]float64{}
 	for _, trace := range heldOut {
-		prompts, err := tracePrompts(s.trace, trace, hitRequests)
+		prompts, err := tracePrompts(heldOutOf, trace, hitRequests)
 		if err != nil {
 			return err
 		}
@@ -179,7 +142,7 @@ func (s *peerSuite) hitsOf(ctx context.Context, p *peer, row *hitRow) error {
 		return err
 	}
 	defer r.stop()
-	took, err := s.replay(ctx, st, r, "-trace", s.trace, "-variant", row.Trace)
+	took, err := s.replay(ctx, st, r, "-variant", row.Trace)
 	if err != nil {
 		return err
 	}
@@ -187,12 +150,8 @@ func (s *peerSuite) hitsOf(ctx context.Context, p *peer, row *hitRow) error {
 	var sum hitCounts
 	busiest := int64(0)
 	for _, e := range st.engines {
-		_, text, err := get(ctx, "http://"+e+hitsPath)
-		if err != nil {
-			return err
-		}
 		var c hitCounts
-		if err := json.Unmarshal(text, &c); err != nil {
+		if err := getJSON(ctx, "http://"+e+hitsPath, &c); err != nil {
 			return err
 		}
 		sum.Requests, sum.Blocks, sum.Hits = sum.Requests+c.Requests, sum.Blocks+c.Blocks, sum.Hits+c.Hits
@@ -206,7 +165,7 @@ func (s *peerSuite) hitsOf(ctx context.Context, p *peer, row *hitRow) error {
 func (p *page) hitTable() {
 	p.say("## Cache hits\n\nRequests of two traces that no parameter of pdproxy was tuned to: variants of Mooncake's conversations ([which](concepts/routing.md#on-traces-that-no-parameter-was-tuned-to)), "+
 		"%s requests each, sent in order over %d connections, to %d engines with room for %s blocks of %d tokens each. A block is %d bytes of text. No router gets KV events, so each knows only its own requests. Hits are counted by the engines. Possible is the share of one cache with the room of all.\n",
-		number3(hitRequests), hitConns, hitEngines, number3(hitCache), traceBlock, promptBlock)
+		number3(hitRequests), hitConns, hitEngines, number3(hitCache), traces.BlockTokens, promptBlock)
 	for _, trace := range heldOut {
 		type total struct {
 			hits, uneven, cpu, rate []float64

@@ -56,24 +56,16 @@ func peerCases(quick bool, descriptors int) []peerCase {
 		return t
 	}
 	const kb = 1 << 10
-	closed := func(conns, body, events int) load {
-		return load{Mode: modeClosed, Proto: protoH1, Conns: conns, QUICConns: 1, Body: body, Events: events, For: d(2 * time.Second)}
-	}
-	open := func(rate float64, t time.Duration) load {
-		l := closed(32, 2*kb, 0)
-		l.Mode, l.Rate, l.For = modeOpen, rate, d(t)
-		return l
-	}
-	sse := func(conns int) load {
-		return load{Mode: modeSSE, Proto: protoH1, Conns: conns, QUICConns: 1, Body: 2 * kb, Events: int(d(2500*time.Millisecond) / tokenPeriod), Period: tokenPeriod}
-	}
-	streams := min(2000, descriptors/2-spareDescriptors)
+	closed := func(conns, body, events int) load { return closedLoad(conns, body, events, d(2*time.Second)) }
+	sse := func(conns int) load { return sseLoad(conns, 2*kb, int(d(2500*time.Millisecond)/tokenPeriod)) }
+	weighed, _ := holdCounts(descriptors)
+	streams := min(2000, weighed)
 	pass, pd := []string{workPass}, []string{workVLLM, workSGLang}
 	return []peerCase{
 		{name: "one", what: "2 KB requests on one connection", works: pass, load: closed(1, 2*kb, 0)},
 		{name: "many", what: "2 KB requests on 64 connections", works: pass, load: closed(64, 2*kb, 0)},
-		{name: "rate300", what: "300 requests of 2 KB a second", works: pass, load: open(300, 3*time.Second)},
-		{name: "rate1000", what: "1,000 requests of 2 KB a second", works: pass, load: open(1000, 4*time.Second)},
+		{name: "rate300", what: "300 requests of 2 KB a second", works: pass, load: openLoad(300, d(3*time.Second))},
+		{name: "rate1000", what: "1,000 requests of 2 KB a second", works: pass, load: openLoad(1000, d(4*time.Second))},
 		{name: "sse100", what: "100 streams that start together, 50 events a second each", works: pass, load: sse(100)},
 		{name: "sse500", what: "500 streams that start together", works: pass, load: sse(500)},
 		{name: "pd2k", what: "2 KB requests on 16 connections", works: pd, load: closed(16, 2*kb, 1)},
@@ -82,7 +74,7 @@ func peerCases(quick bool, descriptors int) []peerCase {
 		{name: "unary2k", what: "2 KB requests, 16 connections, answers of 16 tokens in one piece", works: []string{workVLLM, workDynamo}, load: closed(16, 2*kb, 0)},
 		{name: "two", what: "2 KB requests on 64 connections, two cores that load and engine share", works: pass, fresh: true, cores: 2, load: closed(64, 2*kb, 0)},
 		{name: "hold", what: fmt.Sprintf("%d open streams", streams), works: []string{workPass, workVLLM, workSGLang}, fresh: true,
-			load: load{Mode: modeHold, Proto: protoH1, Conns: streams, QUICConns: 1, Body: 2 * kb, Events: slowEvents, Period: slowPeriod, For: d(2 * time.Second)}},
+			load: holdLoad(streams, slowPeriod, d(2*time.Second))},
 	}
 }
 
@@ -171,8 +163,8 @@ func (s *peerSuite) loadOn(ctx context.Context, round int, p *peer, cases ...pee
 	}
 	if !cases[0].fresh || cases[0].cores == 2 { // warm up
 		l := cases[0].load
-		l.Mode, l.Conns, l.For = modeClosed, 4, 300*time.Millisecond
-		if _, _, err := s.runLoad(ctx, r, &l); err != nil && ctx.Err() == nil {
+		l.Mode, l.Conns, l.For, l.Addr, l.Header = modeClosed, 4, 300*time.Millisecond, r.scene.listen, r.header()
+		if _, _, err := s.suite(s.stubs.of(p.Work)).runLoad(ctx, &l); err != nil && ctx.Err() == nil {
 			fmt.Fprintf(s.log, "%s: warm up: %v\n", p.Name, err)
 		}
 	}
@@ -205,62 +197,26 @@ func (s *peerSuite) addIdle(r *running, round int) error {
 	return nil
 }
 
-// measureLoad runs a load, and checks that the engines got as many requests as the load got
-// answers.
+// measureLoad runs a load.
 func (s *peerSuite) measureLoad(ctx context.Context, r *running, l *load) (figures map[string]float64, others float64, err error) {
-	st := s.stubs.of(r.peer.Work)
-	counter := &suite{backend: st.process}
-	before, err := counter.counts(ctx)
+	kind := pdproxy
+	switch {
+	case r.peer.Work == workDynamo:
+		kind = ownEngines
+	case legs(r.peer.Work):
+		kind = pdproxyPD
+	}
+	l.Addr, l.Header, l.PIDs = r.scene.listen, r.header(), r.pids
+	res, others, err := s.suite(s.stubs.of(r.peer.Work)).measure(ctx, kind, l, r.engines()...)
 	if err != nil {
 		return nil, 0, err
-	}
-	l.PIDs = r.pids
-	watch, err := s.watch(st, r)
-	if err != nil {
-		return nil, 0, err
-	}
-	res, used, err := s.runLoad(ctx, r, l)
-	if err != nil {
-		return nil, 0, err
-	}
-	if others, err = watch(used); err != nil {
-		return nil, 0, err
-	}
-	after, err := counter.counts(ctx)
-	if err != nil {
-		return nil, 0, err
-	}
-	if res.Errors > 0 {
-		return nil, 0, fmt.Errorf("%d errors, the first: %s", res.Errors, res.FirstError)
-	}
-	if r.peer.Work != workDynamo { // whose engines are its own
-		kind := pdproxy
-		if legs(r.peer.Work) {
-			kind = pdproxyPD
-		}
-		if err := checkCounts(after.minus(before), kind, l, res); err != nil {
-			return nil, 0, err
-		}
 	}
 	return figuresOf(l, res), others, nil
 }
 
-// watch starts to measure how much of the two cores is used by programs other than the peer, its
-// engines and the load, whose CPU time is the argument of the returned function.
-func (s *peerSuite) watch(st *stub, r *running) (func(load time.Duration) (float64, error), error) {
-	own := slices.Clone(r.pids)
-	for _, p := range r.all { // engines of the peer
-		if !slices.Contains(own, p.cmd.Process.Pid) {
-			own = append(own, p.cmd.Process.Pid)
-		}
-	}
-	return (&suite{programs: programs{core: s.core}, core: s.loadCore, backend: st.process}).watch(own)
-}
-
-func (s *peerSuite) runLoad(ctx context.Context, r *running, l *load) (*result, time.Duration, error) {
-	l.Addr, l.Header = r.scene.listen, r.header()
-	runner := &suite{programs: programs{self: s.self}, core: s.loadCore}
-	return runner.runLoad(ctx, l)
+// suite returns a suite that measures one load at engines.
+func (s *peerSuite) suite(st *stub) *suite {
+	return &suite{programs: programs{self: s.self, core: s.core}, core: s.loadCore, backend: st.process}
 }
 
 // figuresOf returns what the page shows of a load.

@@ -85,7 +85,7 @@ func (s *peerSuite) overheadRun(ctx context.Context) error {
 		o.Missing = err.Error()
 		fmt.Fprintf(s.log, "router_overhead as published: %v\n", err)
 	}
-	all := s.chosen(func(p *peer) bool { return p.Name == noProxy || p.Routes || strings.HasSuffix(p.Name, "round_robin") })
+	all := s.chosen(func(p *peer) bool { return p.Name == noProxy || p.isRouter() })
 	for _, p := range append([]*peer{&peers[1], &kvAware}, all...) {
 		cells, err := s.overheadOf(ctx, p)
 		if ctx.Err() != nil {
@@ -141,10 +141,11 @@ func (s *peerSuite) overheadOf(ctx context.Context, p *peer) (cells []overheadCe
 // published and shorter cells. It returns its summary.
 func (s *peerSuite) published(ctx context.Context) (string, error) {
 	const test = "router_overhead_bench"
-	if s.harness == "" {
+	source := os.Getenv("VLLM_ROUTER_SOURCE")
+	if source == "" {
 		return "", errors.New("it is a Rust test in the source of vllm-router, which neither its wheel nor its source package has: VLLM_ROUTER_SOURCE names a checkout")
 	}
-	if _, err := os.Stat(filepath.Join(s.harness, "tests", test+".rs")); err != nil {
+	if _, err := os.Stat(filepath.Join(source, "tests", test+".rs")); err != nil {
 		return "", err
 	}
 	out, err := filepath.Abs(filepath.Join(s.dir, "router_overhead"))
@@ -154,7 +155,7 @@ func (s *peerSuite) published(ctx context.Context) (string, error) {
 	limit, cancel := context.WithTimeout(ctx, 40*time.Minute) // with the build
 	defer cancel()
 	cmd := exec.CommandContext(limit, "cargo", "test", "--release", "--test", test, "--", "--ignored", "--nocapture")
-	cmd.Dir = s.harness
+	cmd.Dir = source
 	cmd.Env = append(os.Environ(), "VLLM_ROUTER_BENCH_WARMUP_SECS=1", "VLLM_ROUTER_BENCH_MEASURE_SECS=3",
 		fmt.Sprintf("VLLM_ROUTER_BENCH_ROUTER_CPUS=%d", s.core), "VLLM_ROUTER_BENCH_OUT_DIR="+out)
 	if text, err := cmd.CombinedOutput(); err != nil {

@@ -248,12 +248,9 @@ func (p *page) cell(peer, mine string, f column) string {
 		return "–"
 	}
 	all := values(byRound)
-	text := number3(median(all))
-	if len(all) > 1 {
-		text += fmt.Sprintf(" [%s–%s]", number3(slices.Min(all)), number3(slices.Max(all)))
-	}
+	text := spread(all)
 	if ratio, ok := p.ratio(peer, mine, f); ok && peer != mine && peer != noProxy {
-		text += " ×" + ratioText(ratio)
+		text += " ×" + twoDigits(ratio)
 	}
 	return text
 }
@@ -341,11 +338,12 @@ func oneLine(s string) string {
 	return "`" + strings.Join(words, " ") + "`"
 }
 
-func ratioText(r float64) string {
-	if r >= 100 {
-		return fmt.Sprintf("%.0f", r)
+// twoDigits writes a number with about two digits.
+func twoDigits(v float64) string {
+	if v >= 100 {
+		return fmt.Sprintf("%.0f", v)
 	}
-	return fmt.Sprintf("%.2g", r)
+	return fmt.Sprintf("%.2g", v)
 }
 
 func escaped(s string) string { return strings.ReplaceAll(s, "|", "\\|") }

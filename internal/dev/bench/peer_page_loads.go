@@ -58,7 +58,7 @@ func (p *page) behind() {
 			for _, q := range p.Peers {
 				ratio, ok := p.ratio(q.Name, mine, f)
 				if ok && q.Work == work && q.Name != noProxy && (f.less && ratio < 0.95 || !f.less && ratio > 1.05) {
-					better = append(better, q.Name+" ×"+ratioText(ratio))
+					better = append(better, q.Name+" ×"+twoDigits(ratio))
 				}
 			}
 			if better != nil {

@@ -36,7 +36,7 @@ func (p *page) bars(file, label, unit string, works []string, f column) {
 	}
 	d := plot.NewRows(label, names)
 	d.X.From, d.X.To = 0, most*1.05
-	d.Axes(label+", "+unit, "", plot.Count, nil)
+	d.Axes(label+", "+unit, "", plot.TickCount, nil)
 	for i, b := range all {
 		color := otherColor
 		if b.mine {
@@ -75,7 +75,7 @@ func (p *page) curves(file, label string) {
 		return
 	}
 	d.Y.From, d.Y.To = least*0.8, most*1.25
-	d.Axes("KB of a request", "CPU of a request, µs", plot.Count, plot.Count)
+	d.Axes("KB of a request", "CPU of a request, µs", plot.TickCount, plot.TickCount)
 	for i, line := range lines {
 		d.Line(plot.Color(i), names[i], line)
 	}

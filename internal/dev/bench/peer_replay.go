@@ -9,25 +9,25 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/loadgen"
 )
 
 // replayCommand sends prompts of a trace, each once, or of a corpus, for some
 // time. A request starts as soon as a connection is free.
 func replayCommand(args []string) error {
 	fs := flag.NewFlagSet("replay", flag.ContinueOnError)
-	trace := fs.String("trace", "internal/replay/testdata/mooncake.gz", "`file`")
-	variant := fs.String("variant", heldOut[0], "`KIND:SEED`")
-	n := fs.Int("requests", hitRequests, "at most, of a trace")
+	variant := fs.String("variant", heldOut[0], "`KIND:SEED` of the trace of the part hits")
 	corpus := fs.String("corpus", "", "`NAME:BYTES` of a corpus; empty: the trace")
 	conns := fs.Int("conns", hitConns, "connections")
 	limit := fs.Duration("for", 2*time.Second, "how long, with a corpus")
 	addr := fs.String("addr", "127.0.0.1:9000", "`address` of the router")
-	pids := fs.String("pids", "", "processes of the router, comma separated")
+	var pids pidList
+	fs.Var(&pids, "pids", "processes of the router, comma separated; none: no CPU figure")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -38,21 +38,13 @@ func replayCommand(args []string) error {
 		r.tokens, r.end = overheadTokens, time.Now().Add(*limit)
 	} else {
 		var prompts [][]byte
-		prompts, err = tracePrompts(*trace, *variant, *n)
+		prompts, err = tracePrompts(heldOutOf, *variant, hitRequests)
 		r.prompt, r.most = func(i int) []byte { return prompts[i] }, len(prompts)
 	}
 	if err != nil {
 		return err
 	}
-	var of []int
-	for text := range strings.FieldsFuncSeq(*pids, func(c rune) bool { return c == ',' }) {
-		pid, err := strconv.Atoi(text)
-		if err != nil {
-			return fmt.Errorf("-pids: %w", err)
-		}
-		of = append(of, pid)
-	}
-	return r.run(*conns, of)
+	return r.run(*conns, pids)
 }
 
 // replaying is a load of different prompts.
@@ -104,20 +96,16 @@ func (r *replaying) run(conns int, pids []int) error {
 	if err != nil {
 		return err
 	}
-	all := slices.Sorted(slices.Values(slices.Concat(took...)))
-	used, sum := after.minus(before), 0.0
-	for _, t := range all {
-		sum += t
-	}
-	n := len(all)
-	at := func(q float64) float64 { return all[min(n-1, int(q*float64(n)))] }
-	if n == 0 {
+	all := slices.Concat(took...)
+	if len(all) == 0 {
 		return errors.New("no request was made")
 	}
-	return json.NewEncoder(os.Stdout).Encode(replayed{Requests: n, Seconds: seconds, CPU: used.CPU.Seconds() * 1e6 / float64(n), Mean: sum / float64(n), P50: at(0.5), P99: at(0.99)})
+	times, used := loadgen.NewSpread(all), after.minus(before)
+	return json.NewEncoder(os.Stdout).Encode(replayed{Requests: len(all), Seconds: seconds, CPU: per(used.CPU.Seconds()*1e6, len(all)),
+		Mean: times.Mean * 1000, P50: times.P50 * 1000, P99: times.P99 * 1000})
 }
 
-// on sends requests on one connection. It returns their times in µs.
+// on sends requests on one connection. It returns their times in ms.
 func (r *replaying) on() (took []float64, err error) {
 	c, err := dialRaw(r.addr, "", nil, 8<<10)
 	if err != nil {
@@ -138,7 +126,7 @@ func (r *replaying) on() (took []float64, err error) {
 		if err != nil {
 			return nil, err
 		}
-		took = append(took, float64(time.Since(from))/float64(time.Microsecond))
+		took = append(took, millis(time.Since(from)))
 	}
 	return took, nil
 }
@@ -147,14 +135,11 @@ func (r *replaying) on() (took []float64, err error) {
 func (s *peerSuite) replay(ctx context.Context, st *stub, r *running, args ...string) (*replayed, error) {
 	limit, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
-	pids := make([]string, len(r.pids))
-	for i, pid := range r.pids {
-		pids[i] = strconv.Itoa(pid)
-	}
+	pids := pidList(r.pids)
 	var stderr strings.Builder
-	cmd := pinned(limit, s.loadCore, append([]string{s.self, "replay", "-addr", r.scene.listen, "-pids", strings.Join(pids, ",")}, args...)...)
+	cmd := pinned(limit, s.loadCore, append([]string{s.self, "replay", "-addr", r.scene.listen, "-pids", pids.String()}, args...)...)
 	cmd.Stderr = &stderr
-	watch, err := s.watch(st, r)
+	watch, err := s.suite(st).watch(append(r.engines(), r.pids...))
 	if err != nil {
 		return nil, err
 	}

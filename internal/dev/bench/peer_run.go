@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -115,6 +117,16 @@ func (r *running) header() string {
 	return r.peer.header(r.scene)
 }
 
+// engines returns the processes of the peer's own engines.
+func (r *running) engines() (pids []int) {
+	for _, p := range r.all {
+		if !slices.Contains(r.pids, p.cmd.Process.Pid) {
+			pids = append(pids, p.cmd.Process.Pid)
+		}
+	}
+	return pids
+}
+
 func (r *running) stop() {
 	for i := len(r.all) - 1; i >= 0; i-- {
 		r.all[i].stop()
@@ -125,7 +137,6 @@ func (r *running) stop() {
 // reply is a whole answer.
 type reply struct {
 	status int
-	header http.Header
 	body   []byte
 }
 
@@ -146,7 +157,7 @@ func post(ctx context.Context, url, header string, body []byte) (*reply, error) 
 	}
 	defer a.Body.Close()
 	text, err := io.ReadAll(a.Body)
-	return &reply{a.StatusCode, a.Header, text}, err
+	return &reply{a.StatusCode, text}, err
 }
 
 func get(ctx context.Context, url string) (status int, body []byte, err error) {
@@ -161,6 +172,17 @@ func get(ctx context.Context, url string) (status int, body []byte, err error) {
 	defer a.Body.Close()
 	body, err = io.ReadAll(a.Body)
 	return a.StatusCode, body, err
+}
+
+func getJSON(ctx context.Context, url string, to any) error {
+	status, text, err := get(ctx, url)
+	if err != nil {
+		return err
+	}
+	if status != http.StatusOK {
+		return fmt.Errorf("GET %s: %d %.200s", url, status, text)
+	}
+	return json.Unmarshal(text, to)
 }
 
 // stub is the engines of the load: one process with several addresses.

@@ -6,23 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"text/template"
 )
-
-// fill writes a file of the folder peers, with its values, into the scene's folder.
-func (s *scene) fill(name string, values any) (path string, err error) {
-	t, err := template.ParseFS(peerFiles, "peers/"+name)
-	if err != nil {
-		return "", err
-	}
-	path = filepath.Join(s.dir, name)
-	f, err := os.Create(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	return path, t.Execute(f, values)
-}
 
 func (s *scene) write(name, text string) (path string, err error) {
 	path = filepath.Join(s.dir, name)
@@ -31,19 +15,13 @@ func (s *scene) write(name, text string) (path string, err error) {
 
 func startPdproxy(connector, place string) func(*shelf, *scene) ([]program, error) {
 	return func(h *shelf, s *scene) ([]program, error) {
-		admin, err := freeAddr()
-		if err != nil {
-			return nil, err
-		}
-		var text strings.Builder
-		// All load comes from one address, as behind a gateway.
-		fmt.Fprintf(&text, "[server]\nlisten = %q\ndrain_timeout = \"1s\"\n[admin]\nlisten = %q\n[limits]\nper_client = 0\nmax_connections_per_address = -1\n", s.listen, admin)
+		var more strings.Builder
 		if place != "" {
-			fmt.Fprintf(&text, "[policy]\nplace = %q\n", place)
+			fmt.Fprintf(&more, "[policy]\nplace = %q\n", place)
 		}
 		engines := func(prefix, role string, addrs []string) {
 			for i, a := range addrs {
-				fmt.Fprintf(&text, "[[engine]]\nname = \"%s%d\"\nurl = \"http://%s\"\nrole = %q\nconnector = %q\n", prefix, i, a, role, connector)
+				more.WriteString(engineEntry(fmt.Sprint(prefix, i), a, role, connector))
 			}
 		}
 		if connector == "none" {
@@ -52,21 +30,18 @@ func startPdproxy(connector, place string) func(*shelf, *scene) ([]program, erro
 			engines("p", "prefill", s.prefill)
 			engines("d", "decode", s.engines)
 		}
-		conf, err := s.write("pdproxy.toml", text.String())
+		conf, err := pdproxyFile(s.dir, pdproxy, s.listen, more.String())
 		return []program{{name: pdproxy, argv: []string{h.pdproxy, "run", conf}, ready: s.listen, path: "/health"}}, err
 	}
 }
 
 func startNginx(h *shelf, s *scene) ([]program, error) {
-	conf, err := s.fill("nginx.conf", map[string]any{
-		"Dir": s.dir, "Listen": s.listen, "Upstream": s.engines[0], "Workers": s.cores,
-		"Descriptors": h.descriptors, "Connections": h.descriptors - 10,
-	})
+	conf, err := nginxFile(s.dir, s.listen, s.engines[0], s.cores, h.descriptors)
 	return []program{{name: nginx, argv: []string{nginx, "-e", "stderr", "-c", conf, "-g", "daemon off;"}, ready: s.listen}}, err
 }
 
 func startHAProxy(h *shelf, s *scene) ([]program, error) {
-	conf, err := s.fill("haproxy.cfg", map[string]any{
+	conf, err := fill(s.dir, "haproxy.cfg", map[string]any{
 		"Listen": s.listen, "Engines": s.engines, "Workers": s.cores,
 		"Descriptors": h.descriptors, "Connections": h.descriptors/2 - 100,
 	})
@@ -89,7 +64,7 @@ func envoy(h *shelf, s *scene, picker string) (program, error) {
 	for _, e := range s.engines {
 		ports = append(ports, port(e))
 	}
-	conf, err := s.fill("envoy.yaml", map[string]any{"Admin": admin, "Port": port(s.listen), "Ports": ports, "Picker": picker})
+	conf, err := fill(s.dir, "envoy.yaml", map[string]any{"Admin": admin, "Port": port(s.listen), "Ports": ports, "Picker": picker})
 	argv := []string{h.envoy(), "-c", conf, "--concurrency", strconv.Itoa(s.cores), "--use-dynamic-base-id", "--log-level", "warning"}
 	return program{name: "envoy", argv: argv, ready: s.listen}, err
 }
@@ -134,7 +109,7 @@ func startVLLMRouter(policy string) func(*shelf, *scene) ([]program, error) {
 
 // startSGLangRouter starts sglang-router, or SMG, its successor, which has its
 // flags.
-func startSGLangRouter(software, policy string) func(*shelf, *scene) ([]program, error) {
+func startSGLangRouter(software string) func(*shelf, *scene) ([]program, error) {
 	return func(h *shelf, s *scene) ([]program, error) {
 		metrics, err := freePort()
 		if err != nil {
@@ -146,9 +121,6 @@ func startSGLangRouter(software, policy string) func(*shelf, *scene) ([]program,
 		}
 		argv = append(argv, "--host", "127.0.0.1", "--port", port(s.listen), "--prometheus-port", metrics)
 		argv = append(argv, s.workers("--pd-disaggregation")...)
-		if policy != "" {
-			argv = append(argv, "--policy", policy)
-		}
 		return []program{{name: software, argv: argv, ready: s.listen}}, nil
 	}
 }
@@ -165,7 +137,7 @@ func startLLMD(h *shelf, s *scene) ([]program, error) {
 	if err != nil {
 		return nil, err
 	}
-	conf, err := s.fill("epp.yaml", map[string]any{"Endpoints": endpoints})
+	conf, err := fill(s.dir, "epp.yaml", map[string]any{"Endpoints": endpoints})
 	if err != nil {
 		return nil, err
 	}

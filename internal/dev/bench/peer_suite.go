@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -53,8 +52,6 @@ type peerSuite struct {
 	some           bool // of the peers or cases
 	core, loadCore int
 	quick          bool
-	trace, harness string
-	log            io.Writer
 	dir            string
 	stubs          *stubs
 	result         comparison
@@ -71,12 +68,10 @@ func peersCommand(args []string) error {
 	quick := fs.Bool("quick", false, "short cases: for a look, not for a claim")
 	core := fs.Int("core", 0, "CPU core of the proxy under test")
 	loadCore := fs.Int("load-core", 1, "CPU core of the load and the engines")
-	trace := fs.String("trace", "internal/replay/testdata/mooncake.gz", "`file` of the trace from which the part hits makes held-out traces")
-	harness := fs.String("router-source", os.Getenv("VLLM_ROUTER_SOURCE"), "`folder` of a checkout of vllm-router, whose router_overhead harness the part overhead runs")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	s := &peerSuite{rounds: *rounds, only: strings.Split(*only, ","), core: *core, loadCore: *loadCore, quick: *quick, some: *who+*cases != "", trace: *trace, harness: *harness, log: os.Stderr}
+	s := &peerSuite{rounds: *rounds, only: strings.Split(*only, ","), core: *core, loadCore: *loadCore, quick: *quick, some: *who+*cases != ""}
 	for _, part := range s.only {
 		if !slices.Contains(parts, part) {
 			return fmt.Errorf("-only: unknown part %q; the parts are %s", part, strings.Join(parts, ", "))

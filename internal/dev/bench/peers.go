@@ -35,6 +35,7 @@ const (
 	pdproxyTLS    = "pdproxy-tls" // TLS on TCP, and HTTP/3
 	pdproxyPD     = "pdproxy-pd"
 	pdproxyNative = "pdproxy-pd-native" // built-in policies compiled in
+	ownEngines    = "own engines"       // a peer that does not use the backend
 )
 
 // kinds are all kinds in the order of a round. Kinds that are compared most
@@ -141,50 +142,63 @@ func (p *programs) unpack(name string) (path string, err error) {
 }
 
 func (p *programs) nginxConfig(addr, upstream string) (path string, err error) {
-	t, err := template.ParseFS(peerFiles, "peers/nginx.conf")
+	return nginxFile(p.dir, addr, upstream, 1, p.descriptors)
+}
+
+func nginxFile(dir, addr, upstream string, workers, descriptors int) (path string, err error) {
+	return fill(dir, "nginx.conf", map[string]any{
+		"Dir": dir, "Listen": addr, "Upstream": upstream, "Workers": workers,
+		"Descriptors": descriptors, "Connections": descriptors - 10,
+	})
+}
+
+// fill writes a file of the folder peers, with its values, into dir.
+func fill(dir, name string, values any) (path string, err error) {
+	t, err := template.ParseFS(peerFiles, "peers/"+name)
 	if err != nil {
 		return "", err
 	}
 	var text strings.Builder
-	err = t.Execute(&text, map[string]any{
-		"Dir": p.dir, "Listen": addr, "Upstream": upstream, "Workers": 1,
-		"Descriptors": p.descriptors, "Connections": p.descriptors - 10,
-	})
-	if err != nil {
+	if err := t.Execute(&text, values); err != nil {
 		return "", err
 	}
-	path = filepath.Join(p.dir, "nginx.conf")
+	path = filepath.Join(dir, name)
 	return path, os.WriteFile(path, []byte(text.String()), 0o600)
 }
 
-// pdproxyConfig uses the defaults wherever possible.
 func (p *programs) pdproxyConfig(kind, addr, upstream string) (path string, err error) {
+	more := ""
+	if kind == pdproxyTLS {
+		more = fmt.Sprintf("http3 = %q\n[server.tls]\nself_signed = true\n", addr)
+	}
+	if kind == pdproxyNative {
+		more = "[policy]\nruntime = \"native\"\n"
+	}
+	if isPD(kind) {
+		more += engineEntry("p0", upstream, "prefill", "vllm-nixl") + engineEntry("d0", upstream, "decode", "vllm-nixl")
+	} else {
+		more += engineEntry("e0", upstream, "both", "none")
+	}
+	return pdproxyFile(p.dir, kind, addr, more)
+}
+
+// pdproxyFile writes a configuration with the defaults wherever possible. more begins in the
+// section server.
+func pdproxyFile(dir, name, addr, more string) (path string, err error) {
 	admin, err := freeAddr()
 	if err != nil {
 		return "", err
 	}
-	var text strings.Builder
-	fmt.Fprintf(&text, "[server]\nlisten = %q\ndrain_timeout = \"1s\"\n", addr)
-	if kind == pdproxyTLS {
-		fmt.Fprintf(&text, "http3 = %q\n[server.tls]\nself_signed = true\n", addr)
-	}
-	fmt.Fprintf(&text, "[admin]\nlisten = %q\n", admin)
 	// All load comes from one address, as behind a gateway.
-	text.WriteString("[limits]\nper_client = 0\nmax_connections_per_address = -1\n")
-	if kind == pdproxyNative {
-		text.WriteString("[policy]\nruntime = \"native\"\n")
-	}
-	engine := func(name, role, connector string) {
-		fmt.Fprintf(&text, "[[engine]]\nname = %q\nurl = \"http://%s\"\nrole = %q\nconnector = %q\n", name, upstream, role, connector)
-	}
-	if isPD(kind) {
-		engine("p0", "prefill", "vllm-nixl")
-		engine("d0", "decode", "vllm-nixl")
-	} else {
-		engine("e0", "both", "none")
-	}
-	path = filepath.Join(p.dir, kind+".toml")
-	return path, os.WriteFile(path, []byte(text.String()), 0o600)
+	text := fmt.Sprintf("[admin]\nlisten = %q\n[limits]\nper_client = 0\nmax_connections_per_address = -1\n"+
+		"[server]\nlisten = %q\ndrain_timeout = \"1s\"\n%s", admin, addr, more)
+	path = filepath.Join(dir, name+".toml")
+	return path, os.WriteFile(path, []byte(text), 0o600)
+}
+
+// engineEntry is the entry of an engine in a configuration.
+func engineEntry(name, addr, role, connector string) string {
+	return fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nrole = %q\nconnector = %q\n", name, addr, role, connector)
 }
 
 // healthy reports whether pdproxy could serve a request now.

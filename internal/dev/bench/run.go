@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -241,13 +240,13 @@ func (s *suite) record(r run) {
 
 // measure runs a load. It checks that the backend received as many requests as
 // the load got answers to, and returns the share of the cores that other
-// programs used.
-func (s *suite) measure(ctx context.Context, kind string, l *load) (r *result, others float64, err error) {
+// programs used. engines are the peer's own engines, which are no other programs.
+func (s *suite) measure(ctx context.Context, kind string, l *load, engines ...int) (r *result, others float64, err error) {
 	before, err := s.counts(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
-	watch, err := s.watch(l.PIDs)
+	watch, err := s.watch(append(engines, l.PIDs...))
 	if err != nil {
 		return nil, 0, err
 	}
@@ -321,6 +320,7 @@ func checkCounts(got counts, kind string, l *load, r *result) error {
 	n := int64(max(r.Requests, r.Open))
 	least := counts{}
 	switch {
+	case kind == ownEngines:
 	case isPD(kind):
 		least.Prefill, least.Decode = n, n
 	case l.Events > 0:
@@ -334,18 +334,9 @@ func checkCounts(got counts, kind string, l *load, r *result) error {
 	return nil
 }
 
-func (s *suite) counts(ctx context.Context) (counts, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.backend.addr+countsPath, nil)
-	if err != nil {
-		return counts{}, err
-	}
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return counts{}, err
-	}
-	defer answer.Body.Close()
-	var c counts
-	return c, json.NewDecoder(answer.Body).Decode(&c)
+func (s *suite) counts(ctx context.Context) (c counts, err error) {
+	err = getJSON(ctx, "http://"+s.backend.addr+countsPath, &c)
+	return c, err
 }
 
 // runLoad runs a load in a separate process on the backend's core, and returns the CPU

@@ -21,8 +21,9 @@ import (
 // figures are lines in the format of Go's benchmarks, CURVE/SIZE with a value for each unit.
 type scaleRow struct {
 	name  string
-	about string // of its plots, for screen readers
+	about string // of its plot, for screen readers
 	size  string // what the sizes count
+	axis  string // what the values of the plot count
 	// pkg and bench are a Go benchmark. A row without them is measured by run, on the built program.
 	pkg, bench string
 	run        func(s *scale, ctx context.Context, out io.Writer) error
@@ -30,60 +31,63 @@ type scaleRow struct {
 	columns    []scaleColumn
 }
 
-// scaleColumn is a column of the table for each curve. Columns with the same plot share a picture.
-type scaleColumn struct{ unit, head, plot string }
+// scaleColumn is a column of the table for each curve.
+type scaleColumn struct {
+	unit, head string
+	drawn      bool // in the plot too
+}
 
 var scaleRows = []scaleRow{
 	{
-		name: "targets", about: "CPU time of a placement over the number of targets", size: "targets",
+		name: "targets", about: "CPU time of a placement over the number of targets", size: "targets", axis: "µs of CPU for a placement",
 		pkg: "./conformance/policies", bench: "^BenchmarkScaleTargets$",
-		columns: []scaleColumn{{"cpu-µs/placement", "CPU, µs", "µs of CPU for a placement"}, {"p99-cpu-µs", "p99, µs", ""}},
+		columns: []scaleColumn{{"cpu-µs/placement", "CPU, µs", true}, {"p99-cpu-µs", "p99, µs", false}},
 	}, {
-		name: "models", about: "CPU time of a placement over the number of models", size: "models",
+		name: "models", about: "CPU time of a placement over the number of models", size: "models", axis: "µs of CPU for a placement",
 		pkg: "./conformance/policies", bench: "^BenchmarkScaleModels$",
-		columns: []scaleColumn{{"cpu-µs/placement", "CPU, µs", "µs of CPU for a placement"}, {"p99-cpu-µs", "p99, µs", ""}},
+		columns: []scaleColumn{{"cpu-µs/placement", "CPU, µs", true}, {"p99-cpu-µs", "p99, µs", false}},
 	}, {
-		name: "conversations", about: "bytes and time over the number of conversations", size: "conversations",
+		name: "conversations", about: "bytes and time over the number of conversations", size: "conversations", axis: "ns of CPU, or bytes",
 		pkg: "./proxy/state/conversation", bench: "^BenchmarkScaleConversations$",
-		columns: []scaleColumn{{"cpu-ns/turn", "CPU of a turn, ns", "ns of CPU, or bytes"}, {"B/conversation", "bytes", "ns of CPU, or bytes"}},
+		columns: []scaleColumn{{"cpu-ns/turn", "CPU of a turn, ns", true}, {"B/conversation", "bytes", true}},
 	}, {
-		name: "index", about: "bytes and time over the number of index entries", size: "entries",
+		name: "index", about: "bytes and time over the number of index entries", size: "entries", axis: "bytes an entry, or µs of CPU",
 		pkg: "./proxy/state/kvindex", bench: "^BenchmarkScaleIndex$", env: []string{"GOGC=25", "GOMEMLIMIT=5GiB"},
 		columns: []scaleColumn{
-			{"B/pair", "bytes an entry", "bytes an entry, or µs of CPU"}, {"cpu-ns/event", "CPU of an event, ns", ""},
-			{"match-p50-µs", "match p50, µs", "bytes an entry, or µs of CPU"}, {"match-p99-µs", "match p99, µs", "bytes an entry, or µs of CPU"},
+			{"B/pair", "bytes an entry", true}, {"cpu-ns/event", "CPU of an event, ns", false},
+			{"match-p50-µs", "match p50, µs", true}, {"match-p99-µs", "match p99, µs", true},
 		},
 	}, {
-		name: "streams", about: "memory and CPU time over the number of open streams", size: "open streams",
+		name: "streams", about: "memory and CPU time over the number of open streams", size: "open streams", axis: "KB of RSS, or µs of CPU",
 		run:     (*scale).streams,
-		columns: []scaleColumn{{"kB/stream", "RSS a stream, KB", "KB of RSS, or µs of CPU"}, {"cpu-µs/event", "CPU of an event, µs", "KB of RSS, or µs of CPU"}},
+		columns: []scaleColumn{{"kB/stream", "RSS a stream, KB", true}, {"cpu-µs/event", "CPU of an event, µs", true}},
 	}, {
-		name: "workers", about: "placements over the number of workers", size: "workers",
+		name: "workers", about: "placements over the number of workers", size: "workers", axis: "µs",
 		pkg: "./proxy/coordinator/fleet", bench: "^BenchmarkScaleWorkers$",
 		columns: []scaleColumn{
-			{"placements/s", "placements/s", ""}, {"cpu-µs/placement", "CPU of the coordinator, µs", "µs"},
-			{"p50-µs", "p50 at 2,000/s, µs", "µs"}, {"p99-µs", "p99 at 2,000/s, µs", "µs"},
+			{"placements/s", "placements/s", false}, {"cpu-µs/placement", "CPU of the coordinator, µs", true},
+			{"p50-µs", "p50 at 2,000/s, µs", true}, {"p99-µs", "p99 at 2,000/s, µs", true},
 		},
 	}, {
-		name: "mirror", about: "CPU time of the state for the workers over the number of engines", size: "engines",
+		name: "mirror", about: "CPU time of the state for the workers over the number of engines", size: "engines", axis: "µs of CPU",
 		pkg: "./proxy/engine", bench: "^BenchmarkScaleMirror$",
 		columns: []scaleColumn{
-			{"loads-kB", "loads, KB", ""}, {"members-kB", "members, KB", ""}, {"encode-µs", "encode loads, µs", "µs of CPU"},
-			{"import-µs", "import loads, µs", "µs of CPU"}, {"snapshot-µs", "snapshot, µs", "µs of CPU"},
+			{"loads-kB", "loads, KB", false}, {"members-kB", "members, KB", false}, {"encode-µs", "encode loads, µs", true},
+			{"import-µs", "import loads, µs", true}, {"snapshot-µs", "snapshot, µs", true},
 		},
 	}, {
-		name: "events", about: "times of KV events and placements over the number of engines", size: "engines",
+		name: "events", about: "times of KV events and placements over the number of engines", size: "engines", axis: "µs",
 		pkg: "./conformance/policies", bench: "^BenchmarkScaleEngines$",
 		columns: []scaleColumn{
-			{"cpu-ns/event", "CPU of an event, ns", ""}, {"delay-p50-µs", "event to index p50, µs", "µs"},
-			{"delay-p99-µs", "event to index p99, µs", "µs"}, {"place-p50-µs", "placement p50, µs", "µs"}, {"place-p99-µs", "placement p99, µs", "µs"},
+			{"cpu-ns/event", "CPU of an event, ns", false}, {"delay-p50-µs", "event to index p50, µs", true},
+			{"delay-p99-µs", "event to index p99, µs", true}, {"place-p50-µs", "placement p50, µs", true}, {"place-p99-µs", "placement p99, µs", true},
 		},
 	}, {
-		name: "engines", about: "times of a request over the number of engines", size: "engines",
+		name: "engines", about: "times of a request over the number of engines", size: "engines", axis: "ms",
 		run: (*scale).engines,
 		columns: []scaleColumn{
-			{"start-s", "start, s", ""}, {"start-cpu-s", "CPU of the start, s", ""}, {"idle-cpu-ms/s", "CPU without load, ms/s", ""}, {"rss-MB", "RSS, MB", ""},
-			{"p50-ms", "request p50, ms", "ms"}, {"p99-ms", "request p99, ms", "ms"}, {"cpu-µs/request", "CPU of a request, µs", ""},
+			{"start-s", "start, s", false}, {"start-cpu-s", "CPU of the start, s", false}, {"idle-cpu-ms/s", "CPU without load, ms/s", false}, {"rss-MB", "RSS after 1,000 requests, MB", false},
+			{"p50-ms", "request p50, ms", true}, {"p99-ms", "request p99, ms", true}, {"cpu-µs/request", "CPU of a request, µs", false},
 		},
 	},
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
@@ -63,18 +62,8 @@ func replaceBlock(text []byte, name, block string) ([]byte, error) {
 
 // measuredOn describes where and when the figures were measured.
 func measuredOn() string {
-	model := "unknown processor"
-	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		if _, rest, ok := strings.Cut(string(text), "model name"); ok {
-			line, _, _ := strings.Cut(rest, "\n")
-			model = strings.TrimSpace(strings.TrimLeft(line, "\t :"))
-		}
-	}
-	load := "unknown"
-	if text, err := os.ReadFile("/proc/loadavg"); err == nil {
-		load, _, _ = strings.Cut(string(text), " ")
-	}
-	return fmt.Sprintf("Measured on %s with %s: %s, %d cores, load average %s.\n", time.Now().UTC().Format("2 January 2006"), runtime.Version(), model, runtime.NumCPU(), load)
+	load, _, _ := strings.Cut(firstLine("/proc/loadavg"), " ")
+	return fmt.Sprintf("Measured on %s with %s: %s, load average %s.\n", time.Now().UTC().Format("2 January 2006"), runtime.Version(), machine(), load)
 }
 
 // table returns the figures as a table, with the columns of each curve.
@@ -120,9 +109,9 @@ func (f *curves) cell(curve, unit string, size float64) string {
 func shortCount(v float64) string {
 	switch {
 	case v >= 1e6:
-		return plot.Count(v/1e6) + " M"
+		return fmt.Sprintf("%g M", math.Round(v/1e4)/100)
 	case v >= 10_000:
-		return plot.Count(math.Round(v/100)/10) + "k"
+		return fmt.Sprintf("%gk", math.Round(v/100)/10)
 	case v >= 100:
 		return fmt.Sprintf("%.0f", v)
 	case v >= 10:
@@ -131,19 +120,14 @@ func shortCount(v float64) string {
 	return fmt.Sprintf("%g", math.Round(v*100)/100)
 }
 
-// plot draws the columns that have a plot over the sizes, both on logarithmic scales. A row
-// without such a column has a plot of its first one.
+// plot draws columns over the sizes, both on logarithmic scales.
 func (r *scaleRow) plot(f *curves) string {
 	var names []string
 	var lines [][][2]float64
-	label := r.columns[0].head
 	for _, curve := range f.names {
-		for i, c := range r.columns {
-			if c.plot == "" && (i > 0 || slices.ContainsFunc(r.columns, func(c scaleColumn) bool { return c.plot != "" })) {
+		for _, c := range r.columns {
+			if !c.drawn {
 				continue
-			}
-			if c.plot != "" {
-				label = c.plot
 			}
 			name := curve
 			if len(f.names) == 1 {
@@ -162,7 +146,7 @@ func (r *scaleRow) plot(f *curves) string {
 		}
 	}
 	p.Y = within(p.Y, low/1.3, high*1.3)
-	p.Axes("", label, shortCount, shortCount)
+	p.Axes("", r.axis, plot.TickCount, plot.TickCount)
 	for i, line := range lines {
 		p.Line(plot.Color(i), names[i], line)
 	}

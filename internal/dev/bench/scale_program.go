@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 )
@@ -29,11 +27,9 @@ func (s *scale) streams(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		l := &load{
-			Mode: modeHold, Proto: protoH1, Addr: proc.addr, PIDs: []int{proc.cmd.Process.Pid}, Conns: n, QUICConns: 1, Body: 2048,
-			Events: slowEvents, Period: time.Duration(n) * time.Second / scaleEvents, For: 8 * time.Second,
-		}
-		r, _, err := s.runLoad(ctx, l)
+		l := holdLoad(n, time.Duration(n)*time.Second/scaleEvents, 8*time.Second)
+		l.Addr, l.PIDs = proc.addr, []int{proc.cmd.Process.Pid}
+		r, _, err := s.runLoad(ctx, &l)
 		proc.stop()
 		if err != nil {
 			return err
@@ -74,7 +70,11 @@ func (s *scale) manyEngines(ctx context.Context, out io.Writer, n int, port stri
 	if err != nil {
 		return err
 	}
-	conf, err := s.manyEnginesConfig(addr, n, port)
+	var entries strings.Builder
+	for i := range n {
+		entries.WriteString(engineEntry(fmt.Sprint("e", i), fmt.Sprintf("127.1.%d.%d:%s", i/250, i%250+1, port), "both", "none"))
+	}
+	conf, err := pdproxyFile(s.programs.dir, fmt.Sprint("engines-", n), addr, entries.String())
 	if err != nil {
 		return err
 	}
@@ -98,30 +98,22 @@ func (s *scale) manyEngines(ctx context.Context, out io.Writer, n int, port stri
 	if err != nil {
 		return err
 	}
-	r, _, err := s.runLoad(ctx, &load{Mode: modeOpen, Proto: protoH1, Addr: addr, PIDs: pids, Conns: 32, QUICConns: 1, Body: 2048, Rate: scaleRate, For: 5 * time.Second})
+	l := openLoad(scaleRate, 5*time.Second)
+	l.Addr, l.PIDs = addr, pids
+	r, _, err := s.runLoad(ctx, &l)
 	if err != nil {
 		return err
 	}
 	if r.Errors > 0 {
 		return fmt.Errorf("%d requests failed: %s", r.Errors, r.FirstError)
 	}
+	used, err := usageOf(pids)
+	if err != nil {
+		return err
+	}
 	probes := rested.minus(started).CPU.Seconds() / idle.Seconds() // cores
 	fmt.Fprintf(out, "BenchmarkEngines/%d 1 %.2f start-s %.2f start-cpu-s %.1f idle-cpu-ms/s %.0f rss-MB %.2f p50-ms %.2f p99-ms %.0f cpu-µs/request\n",
-		n, took.Seconds(), started.CPU.Seconds(), probes*1e3, float64(rested.RSS)/(1<<20),
+		n, took.Seconds(), started.CPU.Seconds(), probes*1e3, float64(used.RSS)/(1<<20),
 		r.Request.P50, r.Request.P99, r.CPURequest-probes*1e6*r.Seconds/float64(r.Requests))
 	return nil
-}
-
-func (s *scale) manyEnginesConfig(addr string, n int, port string) (path string, err error) {
-	admin, err := freeAddr()
-	if err != nil {
-		return "", err
-	}
-	var text strings.Builder
-	fmt.Fprintf(&text, "[server]\nlisten = %q\ndrain_timeout = \"1s\"\n[admin]\nlisten = %q\n[limits]\nper_client = 0\n", addr, admin)
-	for i := range n {
-		fmt.Fprintf(&text, "[[engine]]\nname = \"e%d\"\nurl = \"http://127.1.%d.%d:%s\"\nrole = \"both\"\nconnector = \"none\"\n", i, i/250, i%250+1, port)
-	}
-	path = filepath.Join(s.programs.dir, fmt.Sprintf("engines-%d.toml", n))
-	return path, os.WriteFile(path, []byte(text.String()), 0o600)
 }

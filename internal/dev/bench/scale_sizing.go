@@ -48,12 +48,6 @@ func sizing(all map[string]*curves) (string, error) {
 			return value(p, gpus/gpusPerTarget, gpus*requestsPerGPU)
 		}))
 	}
-	short := func(v float64) string {
-		if v >= 100 {
-			return fmt.Sprintf("%.0f", v)
-		}
-		return fmt.Sprintf("%.2g", v)
-	}
 	line("targets of a fleet", func(_ plan, targets, _ float64) string { return shortCount(targets) })
 	line("requests/s of a fleet", func(_ plan, _, rate float64) string { return shortCount(rate) })
 	place := func(policy string) func(plan, float64, float64) float64 {
@@ -67,27 +61,30 @@ func sizing(all map[string]*curves) (string, error) {
 	workers := func(_ plan, _, rate float64) float64 {
 		return rate*requestCPU + rate*eventsPerAnswer*kept("streams", "cpu-µs/event", streamsPerWorker)*1e-6
 	}
-	mirror := func(p plan, targets, rate float64) float64 {
+	mirror := func(_ plan, targets, _ float64) float64 {
 		return mirrorPerSecond * at("mirror", "", "encode-µs", targets) * 1e-6
 	}
-	line("coordinator: placements by `least_load`, cores", func(p plan, t, r float64) string { return short(place("least_load")(p, t, r)) })
-	line("coordinator: placements by `kv_aware`, cores", func(p plan, t, r float64) string { return short(place("kv_aware")(p, t, r)) })
-	line("coordinator: KV events, cores", func(p plan, t, r float64) string { return short(events(p, t, r)) })
-	line("coordinator: state for workers, cores", func(p plan, t, r float64) string { return short(mirror(p, t, r)) })
+	cores := func(name string, need func(p plan, targets, rate float64) float64) {
+		line(name+", cores", func(p plan, t, r float64) string { return twoDigits(need(p, t, r)) })
+	}
+	cores("coordinator: placements by `least_load`", place("least_load"))
+	cores("coordinator: placements by `kv_aware`", place("kv_aware"))
+	cores("coordinator: KV events", events)
+	cores("coordinator: state for workers", mirror)
 	line("coordinator: index, GB", func(_ plan, t, _ float64) string {
-		return short(t * blocksPerTarget * kept("index", "B/pair", t*blocksPerTarget) / 1e9)
+		return twoDigits(t * blocksPerTarget * kept("index", "B/pair", t*blocksPerTarget) / 1e9)
 	})
 	line("coordinator: conversations, MB", func(_ plan, _, rate float64) string {
 		n := rate * turnsKept / requestsPerTalk
-		return short(n * kept("conversations", "B/conversation", n) / 1e6)
+		return twoDigits(n * kept("conversations", "B/conversation", n) / 1e6)
 	})
-	line("workers, cores", func(p plan, t, r float64) string { return short(workers(p, t, r)) })
+	cores("workers", workers)
 	line("workers: open streams", func(_ plan, _, rate float64) string { return shortCount(rate * streamSeconds) })
 	line("workers: memory of the streams, GB", func(_ plan, _, rate float64) string {
-		return short(rate * streamSeconds * kept("streams", "kB/stream", streamsPerWorker) / 1e6)
+		return twoDigits(rate * streamSeconds * kept("streams", "kB/stream", streamsPerWorker) / 1e6)
 	})
-	line("all fleets with `kv_aware`, cores", func(p plan, t, r float64) string {
-		return short(p.fleets * (place("kv_aware")(p, t, r) + events(p, t, r) + mirror(p, t, r) + workers(p, t, r)))
+	cores("all fleets with `kv_aware`", func(p plan, t, r float64) float64 {
+		return p.fleets * (place("kv_aware")(p, t, r) + events(p, t, r) + mirror(p, t, r) + workers(p, t, r))
 	})
 	return text.String(), failure
 }

@@ -27,7 +27,7 @@ func TestScaleFigures(t *testing.T) {
 	if _, err := f.at("least_load", "cpu-µs/placement", 8); !errors.Is(err, errNoFigures) {
 		t.Errorf("a curve of one point: %v", err)
 	}
-	r := &scaleRow{size: "targets", about: "x", columns: []scaleColumn{{"cpu-µs/placement", "CPU, µs", "µs"}}}
+	r := &scaleRow{size: "targets", about: "x", axis: "µs", columns: []scaleColumn{{"cpu-µs/placement", "CPU, µs", true}}}
 	want := "| targets | `kv_aware` CPU, µs | `least_load` CPU, µs |\n| --- | --- | --- |\n| 4 | 10 | 3.5 |\n| 1000 | 30 | – |\n"
 	if got := r.table(f); got != want {
 		t.Errorf("table\n%s\nwant\n%s", got, want)

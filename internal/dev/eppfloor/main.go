@@ -31,7 +31,7 @@ func main() {
 	bytes := flag.Bool("bytes", false, "answer with prepared bytes, without protobuf")
 	flag.Parse()
 	if os.Getenv("GOGC") == "" {
-		ballast := make([]byte, 16<<20) // as pdproxy
+		ballast := make([]byte, 8<<20) // as pdproxy
 		defer runtime.KeepAlive(ballast)
 	}
 	l, err := net.Listen("tcp", *listen)

@@ -26,6 +26,12 @@ const (
 	ConnectorNone           = "none"
 )
 
+// Connectors are all connectors.
+var Connectors = []string{
+	ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMStore, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead,
+	ConnectorVLLMMooncake, ConnectorVLLMP2PTier, ConnectorSGLang, ConnectorTRTLLM, ConnectorNone,
+}
+
 // Roles of an engine.
 const (
 	RolePrefill = "prefill"
@@ -34,6 +40,9 @@ const (
 	// RoleEncode is a vLLM encoder, which processes images and sounds.
 	RoleEncode = "encode"
 )
+
+// Roles are all roles.
+var Roles = []string{RolePrefill, RoleDecode, RoleBoth, RoleEncode}
 
 // Config holds all settings of one simulated engine. The zero value of a field
 // means its default.

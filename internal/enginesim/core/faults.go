@@ -30,7 +30,8 @@ const (
 	FailNotify   = "lost-notification" // vllm-moriio: the engine's notification to its peer is lost
 )
 
-var failKinds = []string{Fail500, Fail503, Fail429, Fail400, FailBusy, FailReset, FailClose, FailCut, FailGarbage, FailSlow, FailLoad, FailSSEError, FailNoParams, FailNotify}
+// FailKinds are all kinds of fault.
+var FailKinds = []string{Fail500, Fail503, Fail429, Fail400, FailBusy, FailReset, FailClose, FailCut, FailGarbage, FailSlow, FailLoad, FailSSEError, FailNoParams, FailNotify}
 
 // Phases in which Config.Hang makes requests hang until the client leaves.
 const (
@@ -41,7 +42,8 @@ const (
 	HangConnect = "connect" // connections are accepted and never read
 )
 
-var hangPhases = []string{HangPrefill, HangDecode, HangHead, HangStream, HangConnect}
+// HangPhases are all phases.
+var HangPhases = []string{HangPrefill, HangDecode, HangHead, HangStream, HangConnect}
 
 // StreamEventsBeforeFault is the number of events of a stream before the faults
 // cut, sse-error and stream hang.
@@ -96,13 +98,13 @@ func (f *faults) set(fail string, dieAfter int, hang string) error {
 	if fail != "" {
 		text, k, ok := strings.Cut(fail, ":")
 		v, err := strconv.ParseFloat(text, 64)
-		if !ok || err != nil || !(v >= 0 && v <= 1) || !slices.Contains(failKinds, k) {
-			return fmt.Errorf("fault fail: %q is not RATE:KIND with KIND in %s", fail, strings.Join(failKinds, ", "))
+		if !ok || err != nil || !(v >= 0 && v <= 1) || !slices.Contains(FailKinds, k) {
+			return fmt.Errorf("fault fail: %q is not RATE:KIND with KIND in %s", fail, strings.Join(FailKinds, ", "))
 		}
 		rate, kind = v, k
 	}
-	if hang != "" && !slices.Contains(hangPhases, hang) {
-		return fmt.Errorf("fault hang: %q is not one of %s", hang, strings.Join(hangPhases, ", "))
+	if hang != "" && !slices.Contains(HangPhases, hang) {
+		return fmt.Errorf("fault hang: %q is not one of %s", hang, strings.Join(HangPhases, ", "))
 	}
 	if dieAfter < 0 {
 		return errors.New("fault die_after: negative")

@@ -11,11 +11,12 @@ import (
 //
 //	0..255                single bytes
 //	256                   end of sequence, no text
+//	257..260              begin and end of reasoning and of a call, see Script
 //	1000..1000+1023       words, each with its leading space
 //	1<<16 | b0<<8 | b1    two bytes
 //	1<<24 | b0<<16 | …    three bytes
 //
-// Every text has one encoding, and decoding it returns the same text.
+// Every text has one encoding, without special tokens, and decoding it returns the same text.
 type Token int32
 
 const (
@@ -51,7 +52,7 @@ func (t Token) Valid() bool {
 	switch {
 	case t < 0:
 		return false
-	case t <= TokenEOS, t >= TokenWord && int(t-TokenWord) < len(WordTokens):
+	case t <= TokenCallEnd, t >= TokenWord && int(t-TokenWord) < len(WordTokens):
 		return true
 	case t >= twoBytes && t < 2*twoBytes:
 		return true
@@ -66,6 +67,8 @@ func (t Token) Text() string {
 		return string([]byte{byte(t)})
 	case t == TokenEOS:
 		return ""
+	case t <= TokenCallEnd:
+		return specials[t-TokenThink]
 	case t >= threeByte:
 		return string([]byte{byte(t >> 16), byte(t >> 8), byte(t)})
 	case t >= twoBytes:
@@ -162,11 +165,87 @@ func (a attention) add(v Kv) attention {
 	return attention(Mix(uint64(a)*0x9e3779b97f4a7c15 + uint64(v)))
 }
 
-// sample picks the next token from the KV that the sequence holds. choice
-// separates the n samples of one prompt; seed is the request's.
-func (a attention) sample(seed uint64, choice int) Token {
-	h := Mix(uint64(a) ^ Mix(seed) ^ uint64(choice)*0xd6e8feb86659fd93)
-	return TokenWord + Token(h%uint64(len(WordTokens)))
+// sample is the random word from which the next token is picked, from the KV that the
+// sequence holds. choice separates the n samples of one prompt; seed is the request's, and 0
+// for a greedy answer.
+func (a attention) sample(seed uint64, choice int) uint64 {
+	return Mix(uint64(a) ^ Mix(seed) ^ uint64(choice)*0xd6e8feb86659fd93)
+}
+
+// word is the token of a sample: one of the words.
+func word(h uint64) Token { return TokenWord + Token(h%uint64(len(WordTokens))) }
+
+// splitMark in a prompt makes a quarter of the tokens between words parts of letters, as with
+// a byte-level tokenizer. So a text can be cut inside a letter.
+const splitMark = "<split>"
+
+// splitLetters are the letters of such tokens. The first byte determines the letter.
+var splitLetters = []string{"é", "語", "🙂"}
+
+// splitToken is the token of a sample in an answer with split letters. open are the bytes of
+// a letter that the sequence ends in, "" for none.
+func splitToken(h uint64, open string) Token {
+	pick := int(h >> 40)
+	if open != "" {
+		for _, letter := range splitLetters {
+			if rest, ok := strings.CutPrefix(letter, open); ok {
+				return chunkToken(rest[:1+pick%len(rest)])
+			}
+		}
+	}
+	if h>>32%4 != 0 || open != "" {
+		return word(h)
+	}
+	letter := splitLetters[pick%len(splitLetters)]
+	begin := letter[:1+pick/4%(len(letter)-1)]
+	if len(begin) < 3 && pick/16%2 == 0 {
+		begin = " " + begin
+	}
+	return chunkToken(begin)
+}
+
+// openLetter returns the bytes of an incomplete letter at the end of the text of a and b.
+func openLetter(a, b []Token) string {
+	text := ""
+	for i := len(a) + len(b) - 1; i >= 0 && len(text) < utf8.UTFMax; i-- {
+		if i >= len(a) {
+			text = b[i-len(a)].Text() + text
+		} else {
+			text = a[i].Text() + text
+		}
+	}
+	return text[wholeRunes([]byte(text)):]
+}
+
+// generated returns the number of tokens at the end of a prompt that greedy decode would have
+// generated from the tokens before them. An answer that is continued ends where the whole
+// answer would have ended.
+func (w weights) generated(prompt []Token, split bool, sc Script) int {
+	run := 0
+	var sight attention
+	last := w.Root()
+	for i, t := range prompt {
+		next := Token(-1)
+		if special, ok := sc.next(i); ok {
+			next = special
+		} else if h := sight.sample(0, 0); i > 0 && split {
+			next = splitToken(h, openLetter(prompt[:i], nil))
+		} else if i > 0 {
+			next = word(h)
+		}
+		if run++; t != next {
+			run = 0
+		}
+		last = w.Next(last, t)
+		sight = sight.add(last)
+	}
+	return run
+}
+
+// Logprob is the log probability of token t at a position after the token prev.
+func Logprob(position int, prev, t Token) float64 {
+	h := uint64(position)*0x9e3779b97f4a7c15 ^ uint64(t)<<20 ^ uint64(prev)
+	return -float64(h%4096) / 512
 }
 
 // eosMark returns N when the prompt has a mark "<eosN>" (the last one counts), else 0:

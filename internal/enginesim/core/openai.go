@@ -45,6 +45,10 @@ type Request struct {
 	StopTokenIDs []Token
 	IgnoreEOS    bool
 	Seed         uint64
+	// OwnOutput: the choice of a token depends on what this request has generated itself, so
+	// another request cannot continue the answer. This is so for a seed, whose generator starts
+	// anew with each request; for penalties that count only the output; and for guided decoding.
+	OwnOutput bool
 	// Temperature and TopP are checked by the protocols and have no effect.
 	Temperature, TopP float64
 	Echo              bool

@@ -33,9 +33,12 @@ func ParseOpenAI(route string, h http.Header, f Fields) (*Request, *FieldError) 
 	req.Echo = p.Boolean("echo")
 	req.CacheSalt = p.Str("cache_salt", "")
 	req.Temperature, req.TopP = p.number("temperature", 1), p.number("top_p", 1)
-	for _, name := range []string{"presence_penalty", "frequency_penalty", "repetition_penalty", "min_p"} {
-		p.number(name, 0)
-	}
+	p.number("min_p", 0)
+	p.number("repetition_penalty", 1)
+	penalties := [2]float64{p.number("presence_penalty", 0), p.number("frequency_penalty", 0)}
+	format, _ := f.Object("response_format")
+	kind, _ := format.Str("type", "text")
+	req.OwnOutput = req.Seed != 0 || penalties != [2]float64{} || kind != "text"
 	p.Integer("top_k", 0)
 	options := FieldReader{F: p.Object("stream_options")}
 	req.IncludeUsage = options.Boolean("include_usage")

@@ -134,7 +134,30 @@ type StreamOptions struct {
 	NoDone bool
 	// ErrorDone sends "[DONE]" after an error event.
 	ErrorDone bool
+	// Detokenizer is the engine's way from tokens to text.
+	Detokenizer Detokenizer
 }
+
+// Detokenizer is the way in which an engine makes text of new tokens. The ways differ only for
+// tokens that end inside a letter and for stop strings.
+type Detokenizer int
+
+const (
+	// DecodeAlone decodes the output without the prompt. Text that may begin a stop string is held
+	// back.
+	DecodeAlone Detokenizer = iota
+	// DecodeAfterPrompt is vLLM's (v1/engine/detokenizer.py): the tokenizer's stream begins with
+	// the prompt. A token that ends inside a letter gives no text before the letter's end. If the
+	// prompt ends inside a letter, the first text is that of the whole prompt and output. As many
+	// letters as the longest stop string has, less one, are held back.
+	DecodeAfterPrompt
+	// DecodeDifference is SGLang's (managers/detokenizer_manager.py): the text of the last tokens
+	// less the length of the text before. If the prompt ends inside a letter, this letter is lost.
+	// Of a token that ends inside a letter, the part up to its last blank is sent. While the text
+	// may end with the begin of a stop string, nothing is sent, neither text nor tokens
+	// (scheduler_components/output_streamer.py, accept).
+	DecodeDifference
+)
 
 // Piece is new text of one sequence in a stream.
 type Piece struct {

@@ -49,6 +49,14 @@ func ResponseMessage(req *Request, status string, parts ...any) Object {
 	return Obj("id", "msg_"+responseItem(req), "content", parts, "role", "assistant", "status", status, "type", "message", "phase", nil)
 }
 
+// ResponseOutput is the output of a finished response.
+func ResponseOutput(req *Request, s *Sequence) []any {
+	if req.Call != nil {
+		return []any{responseCall(req, "completed", req.Call.Arguments(s))}
+	}
+	return []any{ResponseMessage(req, "completed", ResponsePart(s.AnswerText(), nil))}
+}
+
 // ResponseObject is the response up to the transfer parameters, before or after
 // the sequence ran.
 func ResponseObject(req *Request, s *Sequence, done bool) Object {
@@ -59,10 +67,7 @@ func ResponseObject(req *Request, s *Sequence, done bool) Object {
 		if s.Finish == "length" {
 			status, incomplete = "incomplete", Obj("reason", "max_output_tokens")
 		}
-		output = []any{ResponseMessage(req, "completed", ResponsePart(s.AnswerText(), nil))}
-		if req.Call != nil {
-			output = []any{responseCall(req, "completed", req.Call.Arguments(s))}
-		}
+		output = ResponseOutput(req, s)
 		u = Obj("input_tokens", sum.prompt,
 			"input_tokens_details", Obj("cached_tokens", sum.Cached, "cache_write_tokens", sum.Created, "input_tokens_per_turn", []any{}, "cached_tokens_per_turn", []any{}),
 			"output_tokens", sum.output,
@@ -192,7 +197,7 @@ func EncodeMessage(role string, content json.RawMessage) json.RawMessage {
 	return raw
 }
 
-// Routes of vLLM beyond the two that every engine has.
+// Routes beyond the two that every engine has.
 const (
 	RouteResponses = "/v1/responses"
 	RouteMessages  = "/v1/messages"

@@ -49,6 +49,8 @@ type Sequence struct {
 	EcParams any
 
 	eosAt     int  // output token number that is the end of sequence; 0: none
+	split     bool // see splitMark
+	Script    Script
 	published int  // number of blocks in the prefix cache
 	parent    Link // the last of them
 	slot      bool // holds a running slot; guarded by rank.mu
@@ -284,7 +286,7 @@ func (r *Rank) Decode(ctx context.Context, s *Sequence, emit func(Token)) error 
 		case n == s.eosAt && !s.Req.IgnoreEOS && n > s.Req.MinTokens:
 			t = TokenEOS
 		default:
-			t = sight.sample(s.Req.Seed, s.Sample)
+			t = s.pick(sight, n)
 		}
 		s.Output = append(s.Output, t)
 		s.finished(t)
@@ -296,6 +298,23 @@ func (r *Rank) Decode(ctx context.Context, s *Sequence, emit func(Token)) error 
 		sight = sight.add(last)
 		r.extend(s, last)
 	}
+}
+
+// pick returns output token n, which is the next token. It depends on all tokens so far, whether
+// they came in the prompt or were generated. With OwnOutput it depends on n as well.
+func (s *Sequence) pick(sight attention, n int) Token {
+	seed := s.Req.Seed
+	if s.Req.OwnOutput {
+		seed += uint64(n-1) << 32
+	}
+	if t, ok := s.Script.next(len(s.Prompt) + len(s.Output)); ok {
+		return t
+	}
+	h := sight.sample(seed, s.Sample)
+	if s.split {
+		return splitToken(h, openLetter(s.Prompt, s.Output))
+	}
+	return word(h)
 }
 
 // extend stores the KV of the newest output token.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 )
@@ -343,18 +344,27 @@ func (e *Engine) closeStream(ctx context.Context, st *eventStream, req *Request,
 func (e *Engine) NewSequences(req *Request) []*Sequence {
 	var seqs []*Sequence
 	for p, prompt := range req.Prompts {
-		eosAt := eosMark(Detokenize(prompt))
+		text := Detokenize(prompt)
+		eosAt, split := eosMark(text), strings.Contains(text, splitMark)
+		sc := scriptOf(text, prompt)
+		done := 0 // output tokens of this answer that the prompt has
+		if (eosAt > 0 || !req.Limited) && !req.OwnOutput {
+			done = e.Weights.generated(prompt, split, sc)
+			eosAt = max(0, eosAt-done)
+		}
 		limit := req.MaxTokens
 		if !req.Limited {
-			limit = max(1, min(naturalLength(prompt), e.MaxModelLen()-len(prompt)))
+			limit = max(1, min(naturalLength(prompt[:len(prompt)-done])-done, e.MaxModelLen()-len(prompt)))
 			if eosAt == 0 {
 				eosAt = limit
 			}
 		}
 		for j := range req.N {
-			seqs = append(seqs, &Sequence{
-				Req: req, Choice: p*req.N + j, Sample: j, Prompt: prompt, Limit: limit, eosAt: eosAt, adapter: req.adapter(&e.Cfg),
-			})
+			s := &Sequence{
+				Req: req, Choice: p*req.N + j, Sample: j, Prompt: prompt, Limit: limit, eosAt: eosAt, split: split, Script: sc, adapter: req.adapter(&e.Cfg),
+			}
+			s.Text.prime(e.Proto.StreamOptions(req), text)
+			seqs = append(seqs, s)
 		}
 	}
 	return seqs
@@ -371,7 +381,7 @@ func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc
 	defer e.loras.count(s.adapter, -1)
 	opened := false
 	emit := func(Token) {
-		if st == nil {
+		if st == nil || s.held() {
 			return
 		}
 		var events []any

@@ -5,6 +5,9 @@ import "time"
 // SGLangConfig holds the settings of a simulated SGLang engine. The zero value
 // of a field means its default, which is the real engine's.
 type SGLangConfig struct {
+	// Version is the release; default "0.5.23". Releases before 0.5.20 have no transfer on
+	// /v1/responses, releases before 0.5.22 none on /v1/messages.
+	Version string
 	// LoadBalance is --load-balance-method; default "follow_bootstrap_room" on
 	// a prefill engine, else "round_robin" (the meaning of "auto").
 	LoadBalance string
@@ -13,7 +16,7 @@ type SGLangConfig struct {
 	// asks the bootstrap registry for every rank.
 	ForceQueryRank bool
 	// HeaderOverrides is SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES: x-override-*
-	// headers replace body fields on /generate and chat.
+	// headers replace body fields on /generate, chat and /v1/messages.
 	HeaderOverrides bool
 	// KVCacheDtype is --kv-cache-dtype; default "auto". A pair must agree on it.
 	KVCacheDtype string
@@ -59,6 +62,9 @@ func (c SGLangConfig) WithDefaults(role string) SGLangConfig {
 		if role == RolePrefill {
 			c.LoadBalance = BalanceFollowRoom
 		}
+	}
+	if c.Version == "" {
+		c.Version = "0.5.23"
 	}
 	if c.KVCacheDtype == "" {
 		c.KVCacheDtype = "auto"

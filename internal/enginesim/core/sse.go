@@ -8,15 +8,59 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // textBuffer is the detokenizer of one sequence. It finds stop strings and
 // holds back text that may become one.
 type textBuffer struct {
+	kind Detokenizer
 	Text []byte // all output text, cut at a stop string
-	Sent int    // bytes already given to the stream
+	// whole is the length of the text up to the last token that ended with a letter.
+	whole int
+	Sent  int // bytes already given to the stream
+	// lost: the first letter belongs to the prompt's last token and is dropped.
+	lost bool
 	// tokens were decoded since the last piece.
 	tokens []Token
+}
+
+// prime prepares the buffer for an answer to a prompt. Only a prompt that ends inside a letter
+// has an effect.
+func (b *textBuffer) prime(o StreamOptions, prompt string) {
+	b.kind = o.Detokenizer
+	open := prompt[wholeRunes([]byte(prompt)):]
+	switch {
+	case open == "":
+	case b.kind == DecodeAfterPrompt:
+		b.Text = []byte(prompt)
+	case b.kind == DecodeDifference:
+		b.Text, b.lost = []byte(open), true
+	}
+}
+
+// add appends the text of a token and moves whole.
+func (b *textBuffer) add(t Token) {
+	b.Text = append(b.Text, t.Text()...)
+	if wholeRunes(b.Text) < len(b.Text) {
+		return
+	}
+	if b.lost {
+		_, n := utf8.DecodeRune(b.Text)
+		b.Text, b.lost = b.Text[n:], false
+	}
+	b.whole = len(b.Text)
+}
+
+// cut ends the text at n bytes.
+func (b *textBuffer) cut(n int) { b.Text, b.whole = b.Text[:n], min(b.whole, n) }
+
+// searched is the text in which stop strings are searched.
+func (b *textBuffer) searched() []byte {
+	if b.kind == DecodeAfterPrompt {
+		return b.Text[:b.whole]
+	}
+	return b.Text
 }
 
 // finished adds the newest output token to the text, and sets s.finish when the
@@ -33,13 +77,14 @@ func (s *Sequence) finished(t Token) {
 		s.Finish, s.StopReason = "stop", int(t)
 		return
 	}
-	from := len(s.Text.Text)
-	s.Text.Text = append(s.Text.Text, t.Text()...)
+	from := len(s.Text.searched())
+	s.Text.add(t)
+	text := s.Text.searched()
 	if stops {
 		for _, stop := range s.Req.Stop {
-			begin := max(0, from-len(stop)+1)
-			if i := bytes.Index(s.Text.Text[begin:], []byte(stop)); i >= 0 && stop != "" {
-				s.Text.Text = s.Text.Text[:begin+i]
+			begin := max(0, min(from, len(text))-len(stop)+1)
+			if i := bytes.Index(text[begin:], []byte(stop)); i >= 0 && stop != "" {
+				s.Text.cut(begin + i)
 				s.Finish, s.StopReason = "stop", stop
 				return
 			}
@@ -50,25 +95,85 @@ func (s *Sequence) finished(t Token) {
 	}
 }
 
+// held reports whether the engine sends no event yet, because the text may end with the begin of
+// a stop string.
+func (s *Sequence) held() bool {
+	if s.Text.kind != DecodeDifference || s.Finish != "" {
+		return false
+	}
+	for _, stop := range s.Req.Stop {
+		for n := min(len(stop), len(s.Text.Text)); n > 0; n-- {
+			if bytes.HasSuffix(s.Text.Text, []byte(stop[:n])) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // take returns the new text for the client. Until the sequence ends, it holds
 // back a tail that could begin a stop string.
 func (s *Sequence) take() Piece {
-	ready := len(s.Text.Text)
-	if s.Finish == "" {
-		hold := 0
-		for _, stop := range s.Req.Stop {
-			hold = max(hold, len(stop)-1)
-		}
-		ready = wholeRunes(s.Text.Text[:max(0, ready-hold)])
-	}
-	ready = max(ready, s.Text.Sent)
-	p := Piece{Text: ValidText(string(s.Text.Text[s.Text.Sent:ready])), Tokens: s.Text.tokens, Finish: s.Finish}
-	s.Text.Sent, s.Text.tokens = ready, nil
+	b := &s.Text
+	ready := b.ready(s.Finish != "", s.Req.Stop)
+	ready = max(ready, b.Sent)
+	p := Piece{Text: ValidText(string(b.Text[b.Sent:ready])), Tokens: b.tokens, Finish: s.Finish}
+	b.Sent, b.tokens = ready, nil
 	return p
 }
 
+// ready returns the length of the text that the client may have.
+func (b *textBuffer) ready(done bool, stop []string) int {
+	if b.kind == DecodeDifference {
+		switch {
+		case b.lost:
+			return 0
+		case done:
+			return len(b.Text)
+		}
+		return b.whole + 1 + bytes.LastIndexByte(b.Text[b.whole:], ' ')
+	}
+	ready := b.whole
+	if b.kind == DecodeAlone {
+		ready = len(b.Text)
+		if !done {
+			ready = wholeRunes(b.Text)
+		}
+	}
+	if done {
+		return ready
+	}
+	hold := 0
+	for _, s := range stop {
+		hold = max(hold, utf8.RuneCountInString(s)-1)
+	}
+	for ; hold > 0 && ready > 0; hold-- {
+		_, n := utf8.DecodeLastRune(b.Text[:ready])
+		ready -= n
+	}
+	return ready
+}
+
 // AnswerText is the whole text of a finished sequence.
-func (s *Sequence) AnswerText() string { return ValidText(string(s.Text.Text)) }
+func (s *Sequence) AnswerText() string {
+	return ValidText(string(s.Text.Text[:s.Text.ready(true, nil)]))
+}
+
+// TokenTexts returns the text of each token of an output. A token that ends inside a letter has
+// none; the token that ends the letter has the whole letter, as in vLLM's log probabilities
+// (v1/engine/logprobs.py).
+func TokenTexts(tokens []Token) []string {
+	texts := make([]string, len(tokens))
+	begin := 0
+	var text []byte
+	for i, t := range tokens {
+		text = append(text, t.Text()...)
+		if wholeRunes(text) == len(text) {
+			texts[i], begin = ValidText(string(text[begin:])), len(text)
+		}
+	}
+	return texts
+}
 
 // ValidText replaces broken UTF-8 as a detokenizer does.
 func ValidText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }

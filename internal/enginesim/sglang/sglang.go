@@ -117,7 +117,11 @@ func (g *SGLang) Start() error {
 }
 
 func (g *SGLang) Generate(ctx context.Context, s *core.Sequence, emit func(core.Token)) error {
-	item := s.Req.Ext.(*SGLangRequest).Items[s.Choice]
+	ext := s.Req.Ext.(*SGLangRequest)
+	if ext.refusal != nil {
+		return ext.refusal
+	}
+	item := ext.Items[s.Choice]
 	s.ID = item.rid
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -126,6 +130,9 @@ func (g *SGLang) Generate(ctx context.Context, s *core.Sequence, emit func(core.
 	var refusal *core.APIError
 	if errors.As(err, &refusal) && refusal.Status == http.StatusBadRequest && s.Req.Route == RouteGenerate {
 		return &core.APIError{Status: refusal.Status, Type: nativeError, Message: refusal.Message}
+	}
+	if refusal != nil && typed(s.Req.Route) {
+		return typedFailure(s.Req, refusal)
 	}
 	return err
 }

@@ -38,7 +38,7 @@ func (sglangDialect) ErrorEvents(req *core.Request, err *core.APIError) []any {
 // StreamOptions: the OpenAI routes wait for the first chunk before they send
 // the head. An abort counts as a chunk.
 func (sglangDialect) StreamOptions(req *core.Request) core.StreamOptions {
-	return core.StreamOptions{HoldHead: req.Route != RouteGenerate, HeldErrors: true, ErrorDone: true}
+	return core.StreamOptions{HoldHead: req.Route != RouteGenerate, HeldErrors: true, ErrorDone: true, Detokenizer: core.DecodeDifference}
 }
 
 // sglangObject is the OpenAI object's name.
@@ -86,7 +86,17 @@ func (d sglangDialect) Unary(req *core.Request, seqs []*core.Sequence) any {
 		} else {
 			choice = choice.With("text", core.Echoed(s)+s.AnswerText())
 		}
-		choices = append(choices, choice.With("logprobs", nil).With("finish_reason", s.Finish).With("matched_stop", matchedStop(s)))
+		choice = choice.With("logprobs", openAILogprobs(s, s.Output)).With("finish_reason", s.Finish).With("matched_stop", matchedStop(s))
+		switch prompt, all := wantsIDs(req); {
+		case req.Chat && prompt: // ChatCompletionResponseChoice in entrypoints/openai/protocol.py
+			choice = choice.With("prompt_token_ids", s.Prompt)
+			if all {
+				choice = choice.With("response_token_ids", s.Output)
+			}
+		case all: // CompletionResponseChoice
+			choice = choice.With("token_ids", s.Output).With("prompt_token_ids", s.Prompt)
+		}
+		choices = append(choices, choice)
 	}
 	return core.Obj("id", seqs[0].ID, "object", sglangObject(req), "created", req.Created, "model", core.ModelName(req, seqs),
 		"choices", choices, "usage", sglangUsage(seqs), "metadata", core.Obj("weight_version", "default"))
@@ -100,10 +110,14 @@ func nativeChunk(s *core.Sequence) core.Object {
 	if s.Finish == "" {
 		text = core.ValidText(string(s.Text.Text[:s.Text.Sent]))
 	}
-	return core.Obj("text", text, "output_ids", append([]core.Token{}, s.Output...), "meta_info", g.logprobs(core.Obj(
+	chunk := core.Obj("text", text, "output_ids", append([]core.Token{}, s.Output...), "meta_info", g.logprobs(core.Obj(
 		"id", s.ID, "finish_reason", nativeFinish(s), "prompt_tokens", len(s.Prompt), "weight_version", "default",
 		"completion_tokens", len(s.Output), "cached_tokens", s.Cached, "dp_rank", s.Rank.Index, "e2e_latency", 0.0,
 	), s))
+	if wanted, _ := s.Req.Fields.Boolean("return_prompt_token_ids", false); wanted { // managers/tokenizer_manager.py
+		chunk = chunk.With("prompt_token_ids", s.Prompt)
+	}
+	return chunk
 }
 
 // nativeFinish is meta_info.finish_reason.
@@ -163,7 +177,13 @@ func (d sglangDialect) Event(req *core.Request, s *core.Sequence, p core.Piece) 
 		}
 		choice = choice.With("text", text)
 	}
-	choice = choice.With("logprobs", nil).With("finish_reason", core.OrNull(p.Finish)).With("matched_stop", matchedStop(s))
+	choice = choice.With("logprobs", openAILogprobs(s, p.Tokens)).With("finish_reason", core.OrNull(p.Finish)).With("matched_stop", matchedStop(s))
+	if _, all := wantsIDs(req); all { // serving_completions.py, _generate_completion_stream
+		choice = choice.With("token_ids", append([]core.Token{}, p.Tokens...))
+		if len(s.Output) == len(p.Tokens) {
+			choice = choice.With("prompt_token_ids", s.Prompt)
+		}
+	}
 	event := d.chunk(req, s, choice)
 	var use any
 	if req.ContinuousUsage {
@@ -173,8 +193,43 @@ func (d sglangDialect) Event(req *core.Request, s *core.Sequence, p core.Piece) 
 }
 
 func (d sglangDialect) Closing(req *core.Request, seqs []*core.Sequence) []any {
-	if req.Route == RouteGenerate || !req.IncludeUsage {
+	if req.Route == RouteGenerate {
 		return nil
 	}
-	return []any{d.chunk(req, seqs[0]).With("usage", sglangUsage(seqs))}
+	var events []any
+	if ext := chatIDs(req, seqs); ext != nil {
+		events = append(events, d.chunk(req, seqs[0]).With("usage", nil).With("sglext", ext))
+	}
+	if req.IncludeUsage {
+		events = append(events, d.chunk(req, seqs[0]).With("usage", sglangUsage(seqs)))
+	}
+	return events
+}
+
+// wantsIDs reports which token ids a request wants in its answer: those of the prompt, and all.
+func wantsIDs(req *core.Request) (prompt, all bool) {
+	all, _ = req.Fields.Boolean("return_token_ids", false)
+	prompt, _ = req.Fields.Boolean("return_prompt_token_ids", false)
+	return prompt || all, all
+}
+
+// chatIDs are the token ids that a chat stream has after its last token, nil if none are wanted
+// (serving_chat.py, _generate_chat_stream).
+func chatIDs(req *core.Request, seqs []*core.Sequence) core.Object {
+	var ext core.Object
+	wants := func(field, header string) bool {
+		wanted, _ := req.Fields.Boolean(field, false)
+		return req.Chat && (wanted || req.Header.Get(header) == "1")
+	}
+	if wants("return_input_ids_in_sglext", "X-Sglext-Return-Input-Ids") {
+		ext = ext.With("input_ids", seqs[0].Prompt)
+	}
+	if wants("return_output_ids_in_sglext", "X-Sglext-Return-Output-Ids") {
+		lists := [][]core.Token{}
+		for _, s := range seqs {
+			lists = append(lists, append([]core.Token{}, s.Output...))
+		}
+		ext = ext.With("output_ids", lists)
+	}
+	return ext
 }

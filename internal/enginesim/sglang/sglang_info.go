@@ -12,12 +12,14 @@ import (
 	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
-// sglangVersion is the version that the simulated engine reports.
-const sglangVersion = "0.5.9.sim"
-
 func (g *SGLang) Routes(mux *http.ServeMux) {
 	mux.HandleFunc("POST "+RouteGenerate, g.e.Generating(RouteGenerate))
 	mux.HandleFunc("PUT "+RouteGenerate, g.e.Generating(RouteGenerate))
+	for _, route := range []string{core.RouteResponses, core.RouteMessages} {
+		mux.HandleFunc("POST "+route, g.e.Generating(route))
+	}
+	mux.HandleFunc("GET "+core.RouteResponses+"/{id}", g.storeDisabled)
+	mux.HandleFunc("POST "+core.RouteResponses+"/{id}/cancel", g.storeDisabled)
 	mux.HandleFunc("POST /abort_request", g.abort)
 	for _, path := range []string{"/health", "/health_generate"} {
 		mux.HandleFunc("GET "+path, g.serveHealth)
@@ -75,7 +77,7 @@ func (g *SGLang) serverInfo(w http.ResponseWriter, _ *http.Request) {
 		"max_total_num_tokens", g.e.MaxModelLen(), "max_req_input_len", g.e.MaxModelLen()-6,
 		// managers/tokenizer_manager.py startup_time: durations in seconds, which differ from process to process.
 		"startup_time", core.Obj("load_weight", 0.0, "kv_cache_allocation", 0.0, "scheduler_e2e", g.startup.Seconds(), "cuda_graph", core.Obj(), "tokenizer_e2e", 0.0),
-		"internal_states", states, "version", sglangVersion, "kv_events", g.describePublisher(),
+		"internal_states", states, "version", g.cfg.Version, "kv_events", g.describePublisher(),
 	))
 }
 
@@ -144,7 +146,7 @@ func (g *SGLang) loads(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	core.WriteJSON(w, http.StatusOK, core.Obj(
-		"timestamp", now.UTC().Format("2006-01-02T15:04:05.000000-07:00"), "version", sglangVersion,
+		"timestamp", now.UTC().Format("2006-01-02T15:04:05.000000-07:00"), "version", g.cfg.Version,
 		"accelerator", "sim", "num_accelerators", len(g.e.Ranks), "loads", list,
 	))
 }

@@ -107,11 +107,11 @@ func (ask sglangLogprobs) lists(all []core.Token, from, to int, prompt bool) (ch
 
 // entry returns the triple of token t at position i.
 func (ask sglangLogprobs) entry(all []core.Token, i int, t core.Token) any {
-	h := uint64(i)*0x9e3779b97f4a7c15 ^ uint64(t)<<20
+	prev := core.Token(0)
 	if i > 0 {
-		h ^= uint64(all[i-1])
+		prev = all[i-1]
 	}
-	return []any{-float64(h%4096) / 512, t, ask.textOf(t)}
+	return []any{core.Logprob(i, prev, t), t, ask.textOf(t)}
 }
 
 func (ask sglangLogprobs) textOf(t core.Token) any {
@@ -119,4 +119,28 @@ func (ask sglangLogprobs) textOf(t core.Token) any {
 		return nil
 	}
 	return strings.ToValidUTF8(t.Text(), "\uFFFD")
+}
+
+// openAILogprobs returns the log probabilities of the newest tokens of a completion, null if the
+// request wants none. It has no text offsets (entrypoints/openai/utils.py,
+// to_openai_style_logprobs).
+func openAILogprobs(s *core.Sequence, tokens []core.Token) any {
+	top, _ := s.Req.Fields.Integer("logprobs", -1)
+	if top < 0 || s.Req.Chat {
+		return nil
+	}
+	all := append(append([]core.Token{}, s.Prompt...), s.Output...)
+	offsets, chosen, texts, tops := []int{}, []float64{}, []string{}, []any{}
+	for i, t := range tokens {
+		at := len(all) - len(tokens) + i
+		prob := core.Logprob(at, all[at-1], t)
+		best := core.Obj(core.ValidText(t.Text()), prob)
+		for n := 1; n < int(top); n++ {
+			other := core.TokenWord + core.Token((at+n)%len(core.WordTokens))
+			best = best.With(other.Text(), core.Logprob(at, all[at-1], other))
+		}
+		offsets, chosen = append(offsets, -1), append(chosen, prob)
+		texts, tops = append(texts, core.ValidText(t.Text())), append(tops, best)
+	}
+	return core.Obj("text_offset", offsets, "token_logprobs", chosen, "tokens", texts, "top_logprobs", tops)
 }

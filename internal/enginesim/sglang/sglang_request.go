@@ -21,6 +21,11 @@ type SGLangRequest struct {
 	// logprobs are the requested log probabilities of the sequences of /generate, in
 	// choice order.
 	logprobs []sglangLogprobs
+	// refusal is the failure of a stream whose head the engine sends before it checks the
+	// request.
+	refusal *core.APIError
+	// begun: the stream of /v1/messages has its first event.
+	begun bool
 }
 
 // sglangItem holds the fields of a request that differ between its sequences
@@ -51,6 +56,14 @@ func sglangFieldError(route string, err *core.FieldError) *core.APIError {
 }
 
 func (g *SGLang) Parse(route string, h http.Header, body []byte) (*core.Request, *core.APIError) {
+	req, refusal := g.parse(route, h, body)
+	if refusal != nil {
+		refusal.Body = typedError(route, refusal)
+	}
+	return req, refusal
+}
+
+func (g *SGLang) parse(route string, h http.Header, body []byte) (*core.Request, *core.APIError) {
 	f, ferr := core.DecodeFields(body)
 	var req *core.Request
 	batch := false
@@ -58,15 +71,30 @@ func (g *SGLang) Parse(route string, h http.Header, body []byte) (*core.Request,
 	case ferr != nil:
 	case route == RouteGenerate:
 		req, batch, ferr = parseGenerate(h, f)
+	case route == core.RouteResponses:
+		var refusal *core.APIError
+		if req, refusal, ferr = g.parseResponses(h, f); refusal != nil {
+			return nil, refusal
+		}
+	case route == core.RouteMessages:
+		req, ferr = g.parseMessages(h, f)
 	default:
 		req, ferr = core.ParseOpenAI(route, h, f)
+		if ferr == nil && req.Chat && f.Has("input_ids") {
+			var ids []core.Token
+			ids, ferr = core.ParseTokenIDs(f, "input_ids")
+			req.Prompts = [][]core.Token{ids}
+		}
+		if ferr == nil {
+			ownOutput(req, f)
+		}
 		batch = ferr == nil && (req.N > 1 || !req.Chat && core.BatchPrompt(f["prompt"]))
 	}
 	if ferr != nil {
 		return nil, sglangFieldError(route, ferr)
 	}
-	items, ferr := parseItems(f, len(req.Prompts), req.N, batch)
-	if ferr == nil && g.cfg.HeaderOverrides && route != core.RouteCompletions {
+	items, ferr := parseItems(req.Fields, len(req.Prompts), req.N, batch)
+	if ferr == nil && g.overrides(route) {
 		ferr = overrideItems(h, req, items)
 	}
 	if ferr == nil {
@@ -87,17 +115,61 @@ func (g *SGLang) Parse(route string, h http.Header, body []byte) (*core.Request,
 		// Decode has a chunk cache: other requests reuse none of it.
 		req.CacheSalt = "chunk cache " + core.NewUUID()
 	}
-	if refusal := g.check(req); refusal != nil {
-		if route == RouteGenerate {
-			refusal.Type = nativeError
-		}
+	refusal := g.check(req)
+	switch {
+	case refusal == nil:
+	case route == core.RouteResponses && req.Stream:
+		ext.refusal = refusal
+	case typed(route):
+		return nil, typedFailure(req, refusal)
+	case route == RouteGenerate:
+		refusal.Type = nativeError
+		fallthrough
+	default:
 		return nil, refusal
 	}
 	return req, nil
 }
 
+// overrides reports whether header lines replace fields of a route's body. /v1/messages is
+// served as a chat (entrypoints/anthropic/serving.py, _convert_to_internal_request).
+func (g *SGLang) overrides(route string) bool {
+	return g.cfg.HeaderOverrides && route != core.RouteCompletions && route != core.RouteResponses
+}
+
+// ownOutput notes sampling parameters whose effect depends on the output of this request alone:
+// each penalty counts only the output (sampling/penaltylib), and a grammar begins at its root.
+func ownOutput(req *core.Request, f core.Fields) {
+	penalty, _ := f.Number("repetition_penalty", 1)
+	req.OwnOutput = req.OwnOutput || penalty != 1
+	for _, name := range []string{"json_schema", "regex", "ebnf", "structural_tag"} {
+		req.OwnOutput = req.OwnOutput || f.Has(name)
+	}
+}
+
+// checkIDs rejects a chat stream that asks for token ids, which only a whole answer has
+// (entrypoints/openai/serving_chat.py, _convert_to_internal_request).
+func checkIDs(req *core.Request) *core.APIError {
+	if !req.Chat || !req.Stream {
+		return nil
+	}
+	for _, name := range []string{"return_prompt_token_ids", "return_token_ids"} {
+		if wanted, _ := req.Fields.Boolean(name, false); wanted {
+			on := ""
+			if name == "return_token_ids" {
+				on = " on /v1/chat/completions"
+			}
+			return core.BadRequest("", "%s is not supported with streaming%s. Please set stream=false when using %s=true.", name, on, name)
+		}
+	}
+	return nil
+}
+
 // check does the checks of the tokenizer manager.
 func (g *SGLang) check(req *core.Request) *core.APIError {
+	if refusal := checkIDs(req); refusal != nil {
+		return refusal
+	}
 	if req.N < 1 {
 		return core.BadRequest("n", "n must be at least 1, got %d.", req.N)
 	}
@@ -137,6 +209,10 @@ func parseGenerate(h http.Header, f core.Fields) (*core.Request, bool, *core.Fie
 	req.MinTokens = int(sp.Integer("min_new_tokens", 0))
 	req.IgnoreEOS = sp.Boolean("ignore_eos")
 	req.Seed = uint64(sp.Integer("sampling_seed", 0))
+	presence, _ := sampling.Number("presence_penalty", 0)
+	frequency, _ := sampling.Number("frequency_penalty", 0)
+	req.OwnOutput = req.Seed != 0 || presence != 0 || frequency != 0
+	ownOutput(req, sampling)
 	if p.Keep(sp.Err); p.Err == nil {
 		req.Stop, p.Err = core.ParseStop(sampling)
 	}
@@ -305,7 +381,7 @@ func (g *SGLang) parseRank(route string, req *core.Request) *core.FieldError {
 	if route != RouteGenerate {
 		text = req.Header.Get(name)
 	}
-	if g.cfg.HeaderOverrides && route != core.RouteCompletions && req.Header.Get("X-Override-Routed-Dp-Rank") != "" {
+	if g.overrides(route) && req.Header.Get("X-Override-Routed-Dp-Rank") != "" {
 		name = "X-Override-Routed-Dp-Rank"
 		text = req.Header.Get(name)
 	}

@@ -110,7 +110,7 @@ func (trtDialect) Unary(req *core.Request, seqs []*core.Sequence) any {
 			continue
 		}
 		choices = append(choices, core.Obj(
-			"index", s.Choice, "text", core.Echoed(s)+s.AnswerText(), "token_ids", nil, "logprobs", nil, "context_logits", nil,
+			"index", s.Choice, "text", textOr(req, core.Echoed(s)+s.AnswerText()), "token_ids", idsOr(req, s.Output), "logprobs", nil, "context_logits", nil,
 			"finish_reason", trtFinish(s), "stop_reason", s.StopReason,
 			"disaggregated_params", trtParamsOf(s), "avg_decoded_tokens_per_iter", nil,
 		))
@@ -186,7 +186,7 @@ func (d trtDialect) Event(req *core.Request, s *core.Sequence, p core.Piece) any
 		if len(s.Output) == len(p.Tokens) {
 			text = core.Echoed(s) + text
 		}
-		choice = core.Obj("index", s.Choice, "text", text, "token_ids", nil, "logprobs", nil, "finish_reason", core.OrNull(p.Finish),
+		choice = core.Obj("index", s.Choice, "text", textOr(req, text), "token_ids", idsOr(req, p.Tokens), "logprobs", nil, "finish_reason", core.OrNull(p.Finish),
 			"stop_reason", s.StopReason, "avg_decoded_tokens_per_iter", nil)
 	}
 	event := d.chunk(req, choice)
@@ -204,4 +204,25 @@ func (d trtDialect) Closing(req *core.Request, seqs []*core.Sequence) []any {
 		return nil
 	}
 	return []any{d.chunk(req).With("usage", trtUsageOf(req, seqs))}
+}
+
+// detokenizes reports whether a request wants text. A completion has either text or token ids;
+// a chat has no such member (serve/postprocess_handlers.py, completion_stream_post_processor).
+func detokenizes(req *core.Request) bool {
+	wanted, _ := req.Fields.Boolean("detokenize", true)
+	return wanted
+}
+
+func textOr(req *core.Request, text string) string {
+	if detokenizes(req) {
+		return text
+	}
+	return ""
+}
+
+func idsOr(req *core.Request, ids []core.Token) any {
+	if detokenizes(req) {
+		return nil
+	}
+	return append([]core.Token{}, ids...)
 }

@@ -208,6 +208,7 @@ func (v *VLLM) parseRoute(route string, h http.Header, body []byte) (*core.Reque
 		return nil, pydanticError(ferr, f)
 	}
 	ext := &vllmRequest{}
+	params, ext.ids = v.cutIDs(route, params)
 	ext.received, _ = params.Boolean("do_remote_prefill", false)
 	if (v.nixl || v.Push != nil) && params != nil {
 		ext.leg = parseNixl(params, v.wire())
@@ -261,9 +262,10 @@ func (v *VLLM) refused(req *core.Request) {
 
 // vllmRequest is vLLM's state of a request.
 type vllmRequest struct {
-	received bool     // another engine computes its KV, and has used the encoders' results
-	leg      *nixlLeg // nil: no kv_transfer_params
-	other    any      // of another connector
+	ids      json.RawMessage // kv_transfer_params.prompt_token_ids, see cutIDs
+	received bool            // another engine computes its KV, and has used the encoders' results
+	leg      *nixlLeg        // nil: no kv_transfer_params
+	other    any             // of another connector
 }
 
 // requestID is the external id: header, body field or random.
@@ -296,6 +298,9 @@ func (v *VLLM) checkModel(name string) *core.APIError {
 // It limits the token limit to the rest of the model's length.
 func (v *VLLM) check(req *core.Request) *core.APIError {
 	if refusal := v.checkModel(req.Model); refusal != nil {
+		return refusal
+	}
+	if refusal := reuseIDs(req); refusal != nil {
 		return refusal
 	}
 	if refusal := v.e.CheckTokens(req); refusal != nil {

@@ -18,90 +18,40 @@ func messagesError(err *core.APIError) any {
 	return core.Obj("type", "error", "error", core.Obj("type", kind, "message", err.Message))
 }
 
-// messagesUsage counts the prompt without its cached part.
-func messagesUsage(s *core.Sequence) core.Object {
-	return core.Obj("input_tokens", len(s.Prompt)-s.Cached, "output_tokens", len(s.Output), "cache_creation_input_tokens", 0, "cache_read_input_tokens", s.Cached)
-}
-
-// messagesStop are the stop reason and the stop sequence.
-func messagesStop(req *core.Request, s *core.Sequence) (reason string, sequence any) {
-	if text, ok := s.StopReason.(string); ok {
-		return "stop_sequence", text
+// messagesEnd is the end of an answer. The usage counts the prompt without its cached part.
+func messagesEnd(req *core.Request, s *core.Sequence) core.MessagesEnd {
+	end := core.MessagesEnd{Reason: "end_turn", Usage: core.Obj("input_tokens", len(s.Prompt)-s.Cached, "output_tokens", len(s.Output),
+		"cache_creation_input_tokens", 0, "cache_read_input_tokens", s.Cached)}
+	switch text, ok := s.StopReason.(string); {
+	case ok:
+		end.Reason, end.Sequence = "stop_sequence", text
+	case s.Finish == "length":
+		end.Reason = "max_tokens"
+	case req.Call != nil:
+		end.Reason = "tool_use"
 	}
-	if s.Finish == "length" {
-		return "max_tokens", nil
-	}
-	if req.Call != nil {
-		return "tool_use", nil
-	}
-	return "end_turn", nil
+	return end
 }
 
 // messagesAnswer is the unary answer. It omits absent members.
 func messagesAnswer(req *core.Request, s *core.Sequence) any {
-	reason, stop := messagesStop(req, s)
-	block := core.Obj("type", "text", "text", s.AnswerText())
-	if req.Call != nil {
-		block = core.MessagesCall(req, req.Call.Arguments(s))
+	end := messagesEnd(req, s)
+	answer := core.Obj("id", core.BaseID(req), "type", "message", "role", "assistant", "content", []any{core.MessagesBlock(req, s)},
+		"model", core.ModelName(req, []*core.Sequence{s}), "stop_reason", end.Reason)
+	if end.Sequence != nil {
+		answer = answer.With("stop_sequence", end.Sequence)
 	}
-	answer := core.Obj("id", core.BaseID(req), "type", "message", "role", "assistant", "content", []any{block},
-		"model", core.ModelName(req, []*core.Sequence{s}), "stop_reason", reason)
-	if stop != nil {
-		answer = answer.With("stop_sequence", stop)
-	}
-	answer = answer.With("usage", messagesUsage(s))
+	answer = answer.With("usage", end.Usage)
 	if s.Ext != nil {
 		answer = answer.With("kv_transfer_params", s.Ext)
 	}
 	return answer
 }
 
-// messagesEvent is an event whose first member is its type.
-func messagesEvent(name string, body core.Object) any {
-	return core.NamedEvent{Name: name, Data: append(core.Obj("type", name), body...)}
-}
-
 func messagesOpening(req *core.Request, s *core.Sequence) []any {
-	block := core.Obj("type", "text", "text", "")
-	if req.Call != nil {
-		block = core.MessagesCall(req, "{}")
-	}
-	events := []any{
-		messagesEvent("message_start", core.Obj("message", core.Obj("id", core.BaseID(req), "type", "message", "role", "assistant", "content", []any{},
-			"model", core.ModelName(req, []*core.Sequence{s}), "stop_reason", nil, "stop_sequence", nil,
-			"usage", core.Obj("input_tokens", len(s.Prompt), "output_tokens", 0)))),
-		messagesEvent("content_block_start", core.Obj("content_block", block, "index", 0)),
-	}
-	if req.Call != nil {
-		events = append(events, messagesCallDelta(req.Call.Opening()))
-	}
-	return events
-}
-
-// messagesDelta is the event of new text, nil for none.
-func messagesDelta(req *core.Request, p core.Piece) any {
-	if p.Text == "" {
-		return nil
-	}
-	if req.Call != nil {
-		return messagesCallDelta(p.Text)
-	}
-	return messagesEvent("content_block_delta", core.Obj("delta", core.Obj("type", "text_delta", "text", p.Text), "index", 0))
+	return core.MessagesOpening(req, s, core.BaseID(req), core.Obj("input_tokens", len(s.Prompt), "output_tokens", 0))
 }
 
 func messagesClosing(req *core.Request, s *core.Sequence) []any {
-	reason, stop := messagesStop(req, s)
-	var events []any
-	if req.Call != nil {
-		events = append(events, messagesCallDelta(req.Call.Closing()))
-	}
-	return append(events,
-		messagesEvent("content_block_stop", core.Obj("index", 0)),
-		messagesEvent("message_delta", core.Obj("delta", core.Obj("stop_reason", reason, "stop_sequence", stop), "usage", messagesUsage(s))),
-		messagesEvent("message_stop", core.Obj()),
-	)
-}
-
-func messagesCallDelta(part string) any {
-	return messagesEvent("content_block_delta", core.Obj("delta", core.Obj("type", "input_json_delta", "partial_json", part), "index", 0))
+	return core.MessagesClosing(req, messagesEnd(req, s))
 }

@@ -9,38 +9,11 @@ import (
 	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
-// messagesFields are the members of an Anthropic request that affect the
-// generation; all others are ignored.
-var messagesFields = []string{"model", "messages", "max_tokens", "stream", "temperature", "top_p", "top_k"}
-
 // parseMessages reads an Anthropic /v1/messages body.
 func parseMessages(h http.Header, f core.Fields) (*core.Request, *core.FieldError) {
-	for _, name := range []string{"model", "messages", "max_tokens"} {
-		if !f.Has(name) {
-			return nil, &core.FieldError{Field: name, Kind: "missing", Message: "Field required"}
-		}
-	}
-	req, err := core.ParseRewritten(core.RouteMessages, h, f, func(chat core.Fields) *core.FieldError {
-		maps.DeleteFunc(chat, func(name string, _ json.RawMessage) bool { return !slices.Contains(messagesFields, name) })
-		if f.Has("system") {
-			var messages []json.RawMessage
-			if json.Unmarshal(f["messages"], &messages) != nil {
-				return &core.FieldError{Field: "messages", Kind: "list_type", Message: "Input should be a valid list"}
-			}
-			messages = append([]json.RawMessage{core.EncodeMessage("system", f["system"])}, messages...)
-			chat["messages"], _ = json.Marshal(messages)
-		}
-		chat["stop"] = f["stop_sequences"]
-		return nil
-	})
-	if err == nil && req.MaxTokens <= 0 {
-		return nil, &core.FieldError{Field: "max_tokens", Kind: "value_error", Message: "Value error, max_tokens must be positive"}
-	}
+	req, err := core.ParseMessages(h, f)
 	if err == nil {
 		err = checkBudget(req, f)
-	}
-	if err == nil {
-		req.Call = core.ParseCall(f, f["messages"])
 	}
 	return req, err
 }
@@ -147,7 +120,7 @@ func (v *VLLM) Event(req *core.Request, s *core.Sequence, p core.Piece) any {
 	case core.RouteResponses:
 		return core.ResponseDelta(req, p)
 	case core.RouteMessages:
-		return messagesDelta(req, p)
+		return core.MessagesDelta(req, p)
 	case core.RouteTokens:
 		return core.Obj("request_id", core.BaseID(req), "choices", []any{
 			core.Obj("index", s.Choice, "token_ids", p.Tokens, "finish_reason", core.OrNull(p.Finish), "logprobs", nil),
@@ -177,7 +150,7 @@ func (v *VLLM) Closing(req *core.Request, seqs []*core.Sequence) []any {
 
 func (v *VLLM) StreamOptions(req *core.Request) core.StreamOptions {
 	if req.Route == core.RouteResponses || req.Route == core.RouteMessages {
-		return core.StreamOptions{NoDone: true}
+		return core.StreamOptions{NoDone: true, Detokenizer: core.DecodeAfterPrompt}
 	}
 	return v.vllmDialect.StreamOptions(req)
 }

@@ -1,6 +1,7 @@
 package vllm
 
 import (
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -27,12 +28,7 @@ func (v *VLLM) parseTools(s *core.Sequence) error {
 	if s.Req.Stream || len(s.Output) != 1 || s.Finish != "length" {
 		return nil
 	}
-	_, rest, _ := strings.Cut(v.e.Cfg.Version, ".")
-	digits, _, _ := strings.Cut(rest, ".")
-	minor, _ := strconv.Atoi(digits)
-	if minor <= 1 { // a current build without a release number
-		return nil
-	}
+	minor := v.minor()
 	word, err := s.Req.Fields.Str("tool_choice", "")
 	kind := ""
 	if err != nil { // the value is an object
@@ -48,4 +44,14 @@ func (v *VLLM) parseTools(s *core.Sequence) error {
 		return errToolAssertion
 	}
 	return nil
+}
+
+// minor is the number of the release, large for a current build without one.
+func (v *VLLM) minor() int {
+	_, rest, _ := strings.Cut(v.e.Cfg.Version, ".")
+	digits, _, _ := strings.Cut(rest, ".")
+	if minor, _ := strconv.Atoi(digits); minor > 1 {
+		return minor
+	}
+	return math.MaxInt
 }

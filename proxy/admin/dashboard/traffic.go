@@ -8,24 +8,42 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// Window is the time over which rates and percentiles are computed.
+// Window is the time over which the page shows rates and percentiles.
 const Window = 10 * time.Second
 
-// Traffic is the traffic of all processes in the last Window. Rates are per second.
+// Figures are the traffic of all processes over some time. Rates are per second.
+type Figures struct {
+	Requests   float64     `json:"requests"` // that ended
+	Failed     float64     `json:"failed"`   // of Requests, those that an engine or the proxy failed
+	Prompt     float64     `json:"prompt_tokens"`
+	Cached     float64     `json:"cached_tokens"`
+	Output     float64     `json:"output_tokens"`
+	Events     float64     `json:"events"` // of streams
+	Retries    float64     `json:"retries"`
+	Shed       float64     `json:"shed"`
+	FailedLegs float64     `json:"failed_legs"`
+	TTFT       Percentiles `json:"ttft_ms"`
+	ITL        Percentiles `json:"itl_ms"` // time between two reads of a stream
+	Gauges
+}
+
+// Gauges are the values of one moment, or the largest values of several moments.
+type Gauges struct {
+	Running     int `json:"running"`
+	Waiting     int `json:"waiting"`
+	EnginesDown int `json:"engines_down"` // engines that do not answer probes
+}
+
+// most returns the larger of each value.
+func (g Gauges) most(o Gauges) Gauges {
+	return Gauges{max(g.Running, o.Running), max(g.Waiting, o.Waiting), max(g.EnginesDown, o.EnginesDown)}
+}
+
+// Traffic is the traffic of all processes in the last Window.
 type Traffic struct {
-	Requests  float64            `json:"requests"` // that ended
-	Outcomes  map[string]float64 `json:"outcomes"` // the same by outcome, without those that are 0
-	Prompt    float64            `json:"prompt_tokens"`
-	Cached    float64            `json:"cached_tokens"`
-	Output    float64            `json:"output_tokens"`
-	Events    float64            `json:"events"` // of streams
-	Retries   float64            `json:"retries"`
-	Shed      float64            `json:"shed"`
-	LegErrors map[string]float64 `json:"leg_errors"` // by engine, without those that are 0
-	TTFT      Percentiles        `json:"ttft_ms"`
-	ITL       Percentiles        `json:"itl_ms"` // time between two reads of a stream
-	Running   int                `json:"running"`
-	Waiting   int                `json:"waiting"`
+	Figures
+	Outcomes  map[string]float64 `json:"outcomes"`   // Requests by outcome, without those that are 0
+	LegErrors map[string]float64 `json:"leg_errors"` // FailedLegs by engine, without those that are 0
 }
 
 // Percentiles are estimates from the buckets of a histogram, in milliseconds; nil without an
@@ -44,6 +62,9 @@ type Meter struct {
 	sum     telemetry.Totals            // growth of all processes since the first report
 	samples []sample                    // of the last Window and the one before it; oldest first
 }
+
+// late is how much later than its tick a sample may be.
+const late = 500 * time.Millisecond
 
 // sample is the sum at a time.
 type sample struct {
@@ -67,20 +88,39 @@ func (m *Meter) Report(process string, now telemetry.Totals) {
 // Forget drops a process. If the process reports again, it counts as a new one.
 func (m *Meter) Forget(process string) { delete(m.last, process) }
 
-// Traffic returns the traffic until now. Call it after the reports of that moment.
-func (m *Meter) Traffic(now time.Time) Traffic {
+// Sample notes the sum of the reports. Call it after the reports of the moment now.
+func (m *Meter) Sample(now time.Time) {
 	m.samples = append(m.samples, sample{now, m.sum})
-	for len(m.samples) > 2 && now.Sub(m.samples[1].at) >= Window {
+	for len(m.samples) > 2 && now.Sub(m.samples[1].at) >= Window-late {
 		m.samples = m.samples[1:]
 	}
-	from, to := m.samples[0].sum, m.sum
-	took := now.Sub(m.samples[0].at).Seconds()
-	t := Traffic{
-		Outcomes: rates(from.Outcomes, to.Outcomes, took), LegErrors: rates(from.LegErrors, to.LegErrors, took),
-		TTFT: percentiles(from.FirstToken, to.FirstToken), ITL: percentiles(from.InterEvent, to.InterEvent),
-	}
-	for _, rate := range t.Outcomes {
+}
+
+// Traffic returns the traffic of the last Window until the last sample, or since the first sample,
+// and the time between the two.
+func (m *Meter) Traffic() (t Traffic, took time.Duration) {
+	first, last := m.samples[0], m.samples[len(m.samples)-1]
+	took = last.at.Sub(first.at)
+	return traffic(first.sum, last.sum, took.Seconds()), took
+}
+
+// harmless are the outcomes that are no failure of an engine or of the proxy.
+var harmless = []string{
+	telemetry.OutcomeNone.String(), telemetry.OutcomeOK.String(), telemetry.OutcomeClientError.String(), telemetry.OutcomeCancelled.String(),
+}
+
+// traffic returns the traffic between two sums.
+func traffic(from, to telemetry.Totals, took float64) Traffic {
+	t := Traffic{Outcomes: rates(from.Outcomes, to.Outcomes, took), LegErrors: rates(from.LegErrors, to.LegErrors, took)}
+	t.TTFT, t.ITL = percentiles(from.FirstToken, to.FirstToken), percentiles(from.InterEvent, to.InterEvent)
+	for outcome, rate := range t.Outcomes {
 		t.Requests += rate
+		if !slices.Contains(harmless, outcome) {
+			t.Failed += rate
+		}
+	}
+	for _, rate := range t.LegErrors {
+		t.FailedLegs += rate
 	}
 	if took > 0 {
 		t.Retries, t.Shed = (to.Retries-from.Retries)/took, (to.Shed-from.Shed)/took

@@ -28,31 +28,36 @@ var start = time.Unix(1_700_000_000, 0)
 func TestMeter(t *testing.T) {
 	m := new(Meter)
 	m.Report("a", totals(1000))
-	if got := m.Traffic(start); got.Requests != 0 || got.TTFT.P50 != nil || got.Output != 0 {
+	traffic := func(now time.Time) Traffic {
+		m.Sample(now)
+		got, _ := m.Traffic()
+		return got
+	}
+	if got := traffic(start); got.Requests != 0 || got.TTFT.P50 != nil || got.Output != 0 {
 		t.Errorf("at first: %+v", got)
 	}
 	m.Report("a", totals(1010))
 	m.Report("b", totals(500))
-	got := m.Traffic(start.Add(time.Second))
+	got := traffic(start.Add(time.Second))
 	if got.Requests != 10 || got.Output != 20 || got.Events != 10 || !maps.Equal(got.Outcomes, map[string]float64{"ok": 10}) {
 		t.Errorf("after a second: %+v", got)
 	}
 	m.Report("a", totals(1020)) // b is silent
-	if got := m.Traffic(start.Add(2 * time.Second)); got.Requests != 10 {
+	if got := traffic(start.Add(2 * time.Second)); got.Requests != 10 {
 		t.Errorf("while b is silent: %+v", got)
 	}
 	m.Report("a", totals(1030))
 	m.Report("b", totals(530))
-	if got := m.Traffic(start.Add(3 * time.Second)); got.Requests != 20 {
+	if got := traffic(start.Add(3 * time.Second)); got.Requests != 20 {
 		t.Errorf("after b has reported again: %+v", got)
 	}
 	m.Report("a", totals(7)) // a new process of the same name
-	if got := m.Traffic(start.Add(4 * time.Second)); got.Requests != 15 {
+	if got := traffic(start.Add(4 * time.Second)); got.Requests != 15 {
 		t.Errorf("a counter that falls: %+v", got)
 	}
 	for i := 5; i < 60; i++ {
 		m.Report("a", totals(7))
-		got = m.Traffic(start.Add(time.Duration(i) * time.Second))
+		got = traffic(start.Add(time.Duration(i) * time.Second))
 	}
 	if got.Requests != 0 || len(got.Outcomes) != 0 || got.TTFT.P99 != nil || len(m.samples) > int(Window/time.Second)+2 {
 		t.Errorf("idle: %+v, %d samples", got, len(m.samples))
@@ -66,11 +71,13 @@ func TestMeterOfOtherVersion(t *testing.T) {
 	other.FirstToken = telemetry.Buckets{Bounds: []float64{7}, Counts: []uint64{0, 0}}
 	m.Report("a", totals(0))
 	m.Report("b", other)
-	m.Traffic(start)
+	m.Sample(start)
 	m.Report("a", totals(10))
 	other.FirstToken.Counts = []uint64{90, 90}
 	m.Report("b", other)
-	if got := m.Traffic(start.Add(time.Second)).TTFT.P99; got == nil || *got > 200 {
+	m.Sample(start.Add(time.Second))
+	traffic, _ := m.Traffic()
+	if got := traffic.TTFT.P99; got == nil || *got > 200 {
 		t.Errorf("p99 %v", got)
 	}
 }

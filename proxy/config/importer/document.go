@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -15,16 +16,28 @@ type document struct {
 	from     string // name of the input, for the first line
 	sections []*section
 	// notes lists the input's settings without an equivalent.
-	notes []string
+	notes []note
 }
 
-// section is one table, or one entry of the array [[engine]].
+// note is a setting of the input without an equivalent, or a difference that no setting names.
+type note struct {
+	// line is the line of the setting, from 1; 0 for a difference that no setting names.
+	line int
+	key  string
+	// consequence says what pdproxy does instead.
+	consequence string
+}
+
+// section is one table, or one entry of an array of tables.
 type section struct {
 	name  string
 	array bool
 	// above is a comment before the header.
 	above string
-	lines []entry
+	// sample: the whole table is an example that the operator must complete. The importer
+	// always writes it as comments.
+	sample bool
+	lines  []entry
 }
 
 // entry is one key with its value and a comment that names the origin of the value.
@@ -43,8 +56,8 @@ type value string
 // sectionOrder is the order of the reference config.toml.
 func sectionOrder() []string {
 	return []string{"server", "server.tls", "server.auth", "admin", "timeouts", "limits", "policy", "policy.params.pd_auto", "policy.params.sglang_cache_aware",
-		"policy.params.trtllm_kv_cache_aware", "conversation", "sidecar", "engine", "health", "retry", "circuit",
-		"trtllm", "discovery.moriio", "discovery.trtllm", "fleet"}
+		"policy.params.trtllm_kv_cache_aware", "conversation", "epp", "epp.tls", "sidecar", "engine", "model", "remote", "health", "retry", "circuit",
+		"trtllm", "discovery.moriio", "discovery.trtllm", "discovery.kubernetes", "discovery.kubernetes.engine", "discovery.kubernetes.pool", "fleet"}
 }
 
 // section returns the table of that name and creates it if needed.
@@ -64,18 +77,21 @@ func (d *document) set(name, key string, v value, comment string) {
 	d.section(name).set(key, v, comment)
 }
 
-// engine adds an [[engine]].
-func (d *document) engine() *section {
-	s := &section{name: "engine", array: true}
+// add adds an entry of the array of tables of that name.
+func (d *document) add(name string) *section {
+	s := &section{name: name, array: true}
 	d.sections = append(d.sections, s)
 	return s
 }
+
+// engine adds an [[engine]].
+func (d *document) engine() *section { return d.add("engine") }
 
 // engines returns the number of [[engine]] entries.
 func (d *document) engines() int {
 	n := 0
 	for _, s := range d.sections {
-		if s.array {
+		if s.name == "engine" {
 			n++
 		}
 	}
@@ -86,32 +102,64 @@ func (s *section) set(key string, v value, comment string) {
 	s.lines = append(s.lines, entry{key: key, value: v, comment: comment})
 }
 
-// note adds a setting of the input without an equivalent in pdproxy.
-func (d *document) note(key, format string, args ...any) {
-	d.notes = append(d.notes, key+": "+fmt.Sprintf(format, args...))
+// note adds a setting of the input without an equivalent in pdproxy, with its line; 0: no
+// setting names the difference.
+func (d *document) note(line int, key, format string, args ...any) {
+	d.notes = append(d.notes, note{line, key, fmt.Sprintf(format, args...)})
+}
+
+// sampleKey sets a key that the operator must complete: the importer writes it as a comment.
+func (s *section) sampleKey(key string, v value, comment string) {
+	s.lines = append(s.lines, entry{key: key, value: v, comment: comment, sample: true})
 }
 
 // render returns the text of the config.toml.
-func (d *document) render() string {
+func (d *document) render() string { return d.text(false) }
+
+// text returns the text of the config.toml. uncommented: the tables that are samples are no
+// comments, as after the operator has completed them.
+func (d *document) text(uncommented bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Made by pdproxy import from %s. Keys that are left out have pdproxy's defaults.\n", d.from)
-	b.WriteString("# Lines that begin with \"#\" and no space are keys that need a change first; the comment of each line names it.\n")
+	b.WriteString("# Lines that begin with \"#\" and no space need a check or a change by you first; the comments name it.\n")
 	order := sectionOrder()
 	sections := slices.Clone(d.sections)
 	slices.SortStableFunc(sections, func(x, y *section) int { return slices.Index(order, x.name) - slices.Index(order, y.name) })
 	for _, s := range sections {
-		s.render(&b)
+		s.render(&b, uncommented)
 	}
 	if len(d.notes) > 0 {
 		b.WriteString("\n# Without an equivalent in pdproxy:\n")
-		for _, n := range d.notes {
-			b.WriteString("# - " + printable(n) + "\n")
+		for _, n := range sortedNotes(d.notes) {
+			b.WriteString("# - " + printable(n.String()) + "\n")
 		}
 	}
 	return b.String()
 }
 
-func (s *section) render(b *strings.Builder) {
+// sortedNotes returns the notes in the order of their lines, those without a line at the end.
+func sortedNotes(notes []note) []note {
+	order := func(n note) int {
+		if n.line == 0 {
+			return math.MaxInt
+		}
+		return n.line
+	}
+	sorted := slices.Clone(notes)
+	slices.SortStableFunc(sorted, func(x, y note) int { return cmp.Compare(order(x), order(y)) })
+	return sorted
+}
+
+// String formats n as "line 12: key: consequence".
+func (n note) String() string {
+	text := n.key + ": " + n.consequence
+	if n.line > 0 {
+		text = fmt.Sprintf("line %d: %s", n.line, text)
+	}
+	return text
+}
+
+func (s *section) render(b *strings.Builder, uncommented bool) {
 	if len(s.lines) == 0 {
 		return
 	}
@@ -123,10 +171,14 @@ func (s *section) render(b *strings.Builder) {
 	if s.array {
 		header = "[" + header + "]"
 	}
+	sample := s.sample && !uncommented
+	if sample {
+		header = "#" + header
+	}
 	b.WriteString(header + "\n")
 	for _, e := range s.lines {
 		text, comment := e.key+" = "+string(e.value), e.comment
-		if e.sample {
+		if e.sample || sample {
 			text = "#" + text
 		}
 		if comment != "" {

@@ -2,116 +2,11 @@ package importer
 
 import (
 	"math"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
 )
-
-// A flag file is a command line as in a shell or a service file: words, quotes,
-// backslashes at line ends, comments. One flag on each line is the same with other line
-// ends, and so are the "- --flag" lines of a Kubernetes manifest.
-
-// word is one argument.
-type word struct {
-	text string
-	line int
-	// quoted: a part of the word was in quotes. Then "-" or ">" is literal.
-	quoted bool
-	// operator: the word is a shell operator that ends the command.
-	operator bool
-	// open names an expansion that only a shell could make.
-	open string
-}
-
-// wordReader splits a flag file.
-type wordReader struct {
-	*report
-	file  string
-	text  string
-	at    int
-	line  int
-	words []word
-}
-
-// split returns the words of a file.
-func (w *wordReader) split() []word {
-	for w.at < len(w.text) {
-		switch c := w.text[w.at]; {
-		case c == '\n':
-			w.line++
-			w.at++
-		case c == ' ' || c == '\t' || c == '\r':
-			w.at++
-		case c == '#':
-			for w.at < len(w.text) && w.text[w.at] != '\n' {
-				w.at++
-			}
-		case c == '\\' && w.lineEnd(w.at+1) > 0:
-			w.at += 1 + w.lineEnd(w.at+1)
-			w.line++
-		case strings.IndexByte("<>|&;()", c) >= 0:
-			w.words = append(w.words, word{line: w.line, operator: true})
-			w.at++
-		default:
-			w.word()
-		}
-	}
-	return w.words
-}
-
-// lineEnd returns the length of the line end at i, or 0.
-func (w *wordReader) lineEnd(i int) int {
-	switch rest := w.text[min(i, len(w.text)):]; {
-	case strings.HasPrefix(rest, "\n"):
-		return 1
-	case strings.HasPrefix(rest, "\r\n"):
-		return 2
-	}
-	return 0
-}
-
-// word reads one word.
-func (w *wordReader) word() {
-	var b strings.Builder
-	out := word{line: w.line}
-	var quote byte
-	for ; w.at < len(w.text); w.at++ {
-		c := w.text[w.at]
-		switch {
-		case quote == 0 && strings.IndexByte(" \t\r\n<>|&;()", c) >= 0:
-			out.text = b.String()
-			w.words = append(w.words, out)
-			return
-		case quote == 0 && (c == '\'' || c == '"'):
-			quote, out.quoted = c, true
-		case c == quote:
-			quote = 0
-		case quote != '\'' && c == '$':
-			out.open = "the shell would replace this variable: write its value"
-			b.WriteByte(c)
-		case quote != '\'' && c == '`':
-			out.open = "the shell would run this command: write the output of the command"
-		case quote != '\'' && c == '\\' && w.lineEnd(w.at+1) > 0:
-			w.at += w.lineEnd(w.at + 1)
-			w.line++
-		case quote != '\'' && c == '\\' && w.at+1 < len(w.text):
-			w.at++
-			b.WriteByte(w.text[w.at])
-		default:
-			if c == '\n' {
-				w.line++
-			}
-			b.WriteByte(c)
-		}
-	}
-	if quote != 0 {
-		w.problem(w.file, out.line, "", "a quote is not closed")
-	}
-	out.text = b.String()
-	w.words = append(w.words, out)
-}
 
 // arity is the number of values of a flag.
 type arity int
@@ -133,6 +28,12 @@ type flagSpec struct {
 	note string
 	// trap is an additional warning about an effect that an operator may overlook.
 	trap string
+	// lost: the flag changes what a request does, so that leaving it out needs --force.
+	lost bool
+	// off are the values with which a flag does nothing, beside "" and those of a switch.
+	off []string
+	// negatable: the switch also has a form that begins with --no-.
+	negatable bool
 }
 
 // use is one occurrence of a flag.
@@ -149,6 +50,18 @@ type flags struct {
 	// order contains each name once, in the order of the file.
 	order []string
 	uses  map[string][]use
+	// names holds the keys that stand for flags in the input, if it is a file of values.
+	names map[string]string
+	// strange are the flags that no known version of the router has.
+	strange []note
+}
+
+// key returns the name of a flag in the input.
+func (f *flags) key(name string) string {
+	if key, ok := f.names[name]; ok {
+		return key
+	}
+	return "--" + name
 }
 
 // readFlags reads the command line of a router.
@@ -158,8 +71,11 @@ func readFlags(r *report, f File, programs []string, specs map[string]flagSpec) 
 		r.problem(f.Name, 0, "", "the file is no text")
 		return out
 	}
-	w := wordReader{report: r, file: f.Name, text: string(f.Text), line: 1}
-	words := arguments(w.split(), programs)
+	words, isManifest := manifestWords(r, f, programs)
+	if !isManifest {
+		w := wordReader{report: r, file: f.Name, text: string(f.Text), line: 1}
+		words = arguments(w.split(), programs)
+	}
 	for _, word := range words {
 		if word.open != "" {
 			r.problem(f.Name, word.line, "", "%s", word.open)
@@ -173,35 +89,6 @@ func readFlags(r *report, f File, programs []string, specs map[string]flagSpec) 
 		r.problem(f.Name, 0, "", "the text has no flags of that router")
 	}
 	return out
-}
-
-// arguments returns the words after the program's name, up to the end of the command.
-func arguments(words []word, programs []string) []word {
-	start := 0
-	for i, w := range words {
-		name := path.Base(w.text)
-		after := i == 0 || !strings.HasPrefix(words[i-1].text, "-") || words[i-1].text == "-m" || words[i-1].text == "-"
-		if after && slices.Contains(programs, name) {
-			start = i + 1
-			break
-		}
-	}
-	words = words[start:]
-	// Words before the first flag start the program: cargo run --release --.
-	if i := slices.IndexFunc(words, func(w word) bool { return w.text == "--" }); i >= 0 {
-		words = words[i+1:]
-	}
-	if i := slices.IndexFunc(words, isFlag); i >= 0 && !slices.ContainsFunc(words[:i], func(w word) bool { return w.operator }) {
-		words = words[i:]
-	}
-	if i := slices.IndexFunc(words, func(w word) bool { return w.operator }); i >= 0 {
-		// The number before a redirection is a descriptor.
-		if i > 0 && words[i-1].text == "2" && !words[i-1].quoted {
-			i--
-		}
-		words = words[:i]
-	}
-	return slices.DeleteFunc(slices.Clone(words), func(w word) bool { return w.text == "-" && !w.quoted })
 }
 
 // isFlag reports whether a word is a flag's name.
@@ -220,6 +107,9 @@ func (f *flags) take(words []word) []word {
 		if short, prefixed := strings.CutPrefix(name, "router-"); prefixed {
 			name = short
 		}
+	}
+	if base, negated := strings.CutPrefix(name, "no-"); negated && f.specs[base].negatable {
+		name, inline, hasInline = base, "false", true
 	}
 	end := 1
 	for end < len(words) && !isFlag(words[end]) {
@@ -281,6 +171,7 @@ func (f *flags) unknown(line int, name string) {
 		return
 	}
 	f.warn(f.file, line, "--"+name, "unknown flag: pdproxy import ignores it")
+	f.strange = append(f.strange, note{line, "--" + name, "unknown flag: pdproxy import ignores it"})
 }
 
 // repeated warns about flags that occur several times but have only one value.
@@ -311,7 +202,7 @@ func (f *flags) enabled(name string, byDefault bool) bool {
 	}
 	on, err := strconv.ParseBool(s)
 	if err != nil {
-		f.problem(f.file, f.line(name), "--"+name, "want true or false")
+		f.problem(f.file, f.line(name), f.key(name), "want true or false")
 	}
 	return on
 }
@@ -359,6 +250,43 @@ func (f *flags) all(name string) []word {
 	return words
 }
 
+// texts returns the texts of words.
+func texts(words []word) []string {
+	var out []string
+	for _, w := range words {
+		out = append(out, w.text)
+	}
+	return out
+}
+
+// dropped notes in d each flag without an equivalent, and warns of traps.
+func (f *flags) dropped(d *document) {
+	d.notes = append(d.notes, f.strange...)
+	for _, name := range f.order {
+		spec, line := f.specs[name], f.line(name)
+		if spec.note == "" || f.idle(name) {
+			continue
+		}
+		if spec.lost {
+			f.lose(d, f.file, line, f.key(name), "%s", spec.note)
+		} else {
+			d.note(line, f.key(name), "%s", spec.note)
+		}
+		if spec.trap != "" {
+			f.warn(f.file, line, f.key(name), "%s", spec.trap)
+		}
+	}
+}
+
+// idle reports whether a flag is there with a value that does nothing.
+func (f *flags) idle(name string) bool {
+	s, ok := f.text(name)
+	if !ok {
+		return false
+	}
+	return f.specs[name].arity == takesSwitch && !f.enabled(name, true) || slices.Contains(f.specs[name].off, s) || s == ""
+}
+
 // integer returns an integer from low to high.
 func (f *flags) integer(name string, low, high int) (int, bool) {
 	s, ok := f.text(name)
@@ -367,7 +295,7 @@ func (f *flags) integer(name string, low, high int) (int, bool) {
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil || n < low || n > high {
-		f.problem(f.file, f.line(name), "--"+name, "want a whole number from %d to %d", low, high)
+		f.problem(f.file, f.line(name), f.key(name), "want a whole number from %d to %d", low, high)
 		return 0, false
 	}
 	return n, true
@@ -381,7 +309,7 @@ func (f *flags) float(name string, low, high float64) (float64, bool) {
 	}
 	x, err := strconv.ParseFloat(s, 64)
 	if err != nil || math.IsNaN(x) || x < low || x > high {
-		f.problem(f.file, f.line(name), "--"+name, "want a number from %g to %g", low, high)
+		f.problem(f.file, f.line(name), f.key(name), "want a number from %g to %g", low, high)
 		return 0, false
 	}
 	return x, true

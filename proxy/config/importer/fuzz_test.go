@@ -52,7 +52,13 @@ func FuzzSGLangRouter(f *testing.F) {
 }
 
 func FuzzLLMD(f *testing.F) {
-	fuzz(f, "llmd", "--port 1 --secure-serving=no", "port: 1\nenable-tls: [decoder, 1]\n", "kind: 1\nplugins: [a, {type: t}]\nschedulingProfiles: [{plugins: [{pluginRef: t}]}]")
+	fuzz(f, "llmd", "--port 1 --secure-serving=no", "port: 1\nenable-tls: [decoder, 1]\n", "kind: 1\nplugins: [a, {type: t}]\nschedulingProfiles: [{plugins: [{pluginRef: t}]}]",
+		"router: {epp: {pluginsConfigFile: a, pluginsCustomConfig: {a: 'plugins: [{type: pd-profile-handler}]'}}}", "inferencePool: {}\ninferenceExtension: &a {flags: *a}",
+		"apiVersion: v1\nkind: Pod\nspec: {containers: [{image: routing-sidecar, args: [--port=1]}]}")
+}
+
+func FuzzDynamo(f *testing.F) {
+	fuzz(f, "dynamo", "dynamo.frontend --router-mode kv --no-router-kv-events --migration-limit 3", "kind: DynamoGraphDeployment\nspec: {components: [{type: frontend}, a]}", "kind: &a DynamoGraphDeployment\nspec: &b {services: {x: *b}}")
 }
 
 func FuzzLiteLLM(f *testing.F) {
@@ -60,5 +66,5 @@ func FuzzLiteLLM(f *testing.F) {
 }
 
 func FuzzProductionStack(f *testing.F) {
-	fuzz(f, "stack", "--routing-logic session --session-key \x01 --static-backends http://a,http://a,grpc://b --static-models ,a,b,c")
+	fuzz(f, "stack", "--routing-logic session --session-key \x01 --static-backends http://a,http://a,grpc://b --static-models ,a,b,c", "a: {routerSpec: {routingLogic: loadaware, extraArgs: ['--log-stats', x]}}", "servingEngineSpec: &a {modelSpec: [*a]}")
 }

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"net"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -22,6 +21,8 @@ type gateway struct {
 	name string
 	// defaults holds the defaults that differ between the two routers.
 	defaults gatewayDefaults
+	// connector is the connector of the prefill and decode engines.
+	connector string
 	// disaggregated reports that prefill and decode run on separate engines.
 	disaggregated bool
 	seen          map[string]bool // addresses of engines that were already added
@@ -62,7 +63,6 @@ func sharedFlags() map[string]flagSpec {
 	const startup = "pdproxy does not wait for engines at its start: an engine that does not answer yet gets no requests"
 	const tree = "these keys limit the index: [kv_index] text_tokens and max_entries"
 	const backoff = "a retry goes to another engine at once"
-	const kubernetes = "pdproxy does not search pods by label"
 	maps.Copy(specs, map[string]flagSpec{
 		"worker-startup-timeout-secs":   {arity: takesOne, note: startup},
 		"worker-startup-check-interval": {arity: takesOne, note: startup},
@@ -75,19 +75,18 @@ func sharedFlags() map[string]flagSpec {
 		"retry-jitter-factor":           {arity: takesOne, note: backoff},
 		"cb-success-threshold":          {arity: takesOne, note: "one successful request closes a circuit"},
 		"cb-window-duration-secs":       {arity: takesOne, note: "has no effect in the router either: it counts consecutive failures, as pdproxy does"},
-		"selector":                      {arity: takesMany, note: kubernetes},
-		"prefill-selector":              {arity: takesMany, note: kubernetes},
-		"decode-selector":               {arity: takesMany, note: kubernetes},
+		"selector":                      {arity: takesMany},
+		"prefill-selector":              {arity: takesMany},
+		"decode-selector":               {arity: takesMany},
 		"log-dir":                       {arity: takesOne, note: "logs go to standard error"},
 		"log-level":                     {arity: takesOne, note: "is a flag of pdproxy run: --log-level debug, info, warn or error"},
 		"request-id-headers":            {arity: takesMany, note: "pdproxy reads x-request-id and adds it to every answer"},
-		"rate-limit-tokens-per-second":  {arity: takesOne, note: "pdproxy has no rate limit; limits.max_exchanges and limits.per_client limit the running requests"},
-		"cors-allowed-origins": {arity: takesMany, note: "pdproxy sends no CORS headers",
-			trap: "pdproxy sends no CORS headers: pages in a browser need another proxy in front, or a filter plugin"},
-		"enable-igw":      {note: "always on: pdproxy serves several models with one list of engines"},
-		"mini-lb":         {note: "pdproxy has one data path"},
-		"history-backend": {arity: takesOne, note: "pdproxy stores no conversations and responses"},
-		"enable-trace":    {note: "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy"},
+		"rate-limit-tokens-per-second":  {arity: takesOne, lost: true, note: "pdproxy limits the rate of each client's key (rpm= in server.auth.keys_file), not the rate of all requests"},
+		"cors-allowed-origins":          {arity: takesMany},
+		"enable-igw":                    {note: "always on: pdproxy serves several models with one list of engines"},
+		"mini-lb":                       {note: "pdproxy has one data path"},
+		"history-backend":               {arity: takesOne, note: "pdproxy stores no conversations and responses"},
+		"enable-trace":                  {note: "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy"},
 		"otlp-traces-endpoint": {arity: takesOne, note: "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy",
 			trap: "pdproxy sends spans over HTTP (port 4318 of most collectors), the other proxy over gRPC (4317)"},
 	})
@@ -100,15 +99,7 @@ func (g *gateway) common() {
 	g.limits()
 	g.care()
 	g.kubernetes()
-	for _, name := range g.order {
-		spec := g.specs[name]
-		if spec.note != "" {
-			g.doc.note("--"+name, "%s", spec.note)
-		}
-		if spec.trap != "" {
-			g.warn(g.file, g.line(name), "--"+name, "%s", spec.trap)
-		}
-	}
+	g.dropped(g.doc)
 	if g.doc.engines() == 0 && !g.on("service-discovery") && !g.on("vllm-discovery-address") && len(g.problems) == 0 {
 		g.warn(g.file, 0, "", "the input names no engine")
 	}
@@ -134,6 +125,9 @@ func (g *gateway) listeners() {
 		g.doc.set("server", "max_body", text(config.ByteSize(n).String()), "--max-payload-size")
 	} else {
 		g.doc.set("server", "max_body", text("512MiB"), "the default of --max-payload-size")
+	}
+	if origins := g.items("cors-allowed-origins"); len(origins) > 0 {
+		g.doc.set("server", "cors_origins", list(texts(origins)), "--cors-allowed-origins")
 	}
 	host, port = g.address("prometheus-host", g.defaults.metrics, "prometheus-port", 29000)
 	comment := "--prometheus-host, --prometheus-port"
@@ -173,7 +167,7 @@ func (g *gateway) limits() {
 	queue, queued := g.integer("queue-size", 0, 1<<30)
 	wait, waits := g.integer("queue-timeout-secs", 1, maxSeconds)
 	if most <= 0 {
-		g.doc.note("--max-concurrent-requests", "the router has no limit; in pdproxy at most limits.max_exchanges (10000) requests run and limits.queue wait")
+		g.doc.note(g.line("max-concurrent-requests"), "--max-concurrent-requests", "the router has no limit; in pdproxy at most limits.max_exchanges (10000) requests run and limits.queue wait")
 		return
 	}
 	g.doc.set("limits", "max_exchanges", number(most), comment)
@@ -199,7 +193,7 @@ func (g *gateway) care() {
 		attempts, comment = 1, "--disable-retries"
 	}
 	g.doc.set("retry", "attempts", number(attempts), comment)
-	g.doc.note("retries", "pdproxy retries at most retry.budget (0.2) of recent exchanges; the router has no such limit")
+	g.doc.note(0, "retries", "pdproxy retries at most retry.budget (0.2) of recent exchanges; the router has no such limit")
 
 	if n, ok := g.integer("cb-failure-threshold", 1, 1<<30); ok && !g.on("disable-circuit-breaker") {
 		g.doc.set("circuit", "failures", number(n), "--cb-failure-threshold")
@@ -224,14 +218,26 @@ func (g *gateway) care() {
 	}
 }
 
-// kubernetes reads the settings of the discovery of pods.
+// kubernetes reads the settings of the discovery of pods, which both routers search by labels.
 func (g *gateway) kubernetes() {
-	g.integer("service-discovery-port", 1, 65535)
-	g.text("service-discovery-namespace")
-	if g.on("service-discovery") {
-		g.doc.note("--service-discovery", "pdproxy does not search pods by label; name the engines, or add them by POST /v1/engines on the admin address")
-		g.warn(g.file, g.line("service-discovery"), "--service-discovery", "the result lacks the engines that the router finds by label")
+	port, _ := g.integer("service-discovery-port", 1, 65535)
+	namespace, _ := g.text("service-discovery-namespace")
+	if !g.on("service-discovery") {
+		return
 	}
+	g.doc.kubernetes(namespace, "")
+	add := func(flag, name, role, connector string) {
+		selector := strings.Join(texts(g.all(flag)), ",")
+		g.doc.pattern(pattern{name: name, service: name, namespace: namespace, port: port, role: role, connector: connector,
+			comment: "a Service whose selector is that of --" + flag + ": " + selector})
+	}
+	if g.disaggregated {
+		add("prefill-selector", "prefill", config.RolePrefill, g.connector)
+		add("decode-selector", "decode", config.RoleDecode, g.connector)
+	} else {
+		add("selector", "engines", config.RoleBoth, config.ConnectorNone)
+	}
+	g.warn(g.file, g.line("service-discovery"), "--service-discovery", samplePods)
 }
 
 // gatewayEngine is one engine that the flags name.
@@ -275,8 +281,7 @@ func (g *gateway) addEngine(e gatewayEngine) {
 		out.set("ca", text(cas[0].text), "--ca-cert-paths")
 	}
 	if g.on("api-key") {
-		out.lines = append(out.lines, entry{key: "api_key_file", value: text("engine.key"), sample: true,
-			comment: "--api-key: put the key into a file of one line and write the path of the file"})
+		out.sampleKey("api_key_file", text("engine.key"), "--api-key: put the key into a file of one line and write the path of the file")
 	}
 }
 
@@ -290,8 +295,7 @@ func (g *gateway) engineURL(flag string, at word) (string, bool) {
 	case u.User != nil:
 		g.problem(g.file, at.line, "--"+flag, "the URL of an engine must not contain a user or password")
 	case u.Scheme == "grpc" || u.Scheme == "grpcs":
-		g.doc.note("--"+flag+" grpc://"+u.Host, "pdproxy calls engines over HTTP")
-		g.warn(g.file, at.line, "--"+flag, "pdproxy calls no engines over gRPC: the result lacks this engine")
+		g.lose(g.doc, g.file, at.line, "--"+flag, "pdproxy calls engines over HTTP, not over gRPC: the result lacks the engine %s", text(u.Host))
 		return "", false
 	case u.Scheme != "http" && u.Scheme != "https":
 		g.problem(g.file, at.line, "--"+flag, "want a URL as http://host:port or https://host:port")
@@ -314,6 +318,7 @@ func (g *gateway) workers(ranks int) {
 // pairs adds the prefill and decode engines. useBootstrap: the connector has bootstrap
 // servers.
 func (g *gateway) pairs(connector string, useBootstrap bool, ranks int) {
+	g.connector = connector
 	for i, u := range g.uses["prefill"] {
 		e := gatewayEngine{flag: "prefill", at: u.values[0], name: "p" + strconv.Itoa(i),
 			role: config.RolePrefill, connector: connector, ranks: ranks}
@@ -361,102 +366,4 @@ func (g *gateway) sharedWarnings() {
 	if path, ok := g.text("health-check-endpoint"); ok && strings.Contains(path, "generate") {
 		g.warn(g.file, g.line("health-check-endpoint"), "--health-check-endpoint", "each probe generates a token; pdproxy probes every 2 s, or every health.interval")
 	}
-}
-
-// place chooses the place policy. pdproxy has one policy for both legs.
-func (g *gateway) place(known []string) {
-	main, ok := g.policy("policy", known)
-	if !ok {
-		main = "cache_aware"
-	}
-	prefill, decode := main, main
-	if p, ok := g.policy("prefill-policy", known); ok && g.disaggregated {
-		prefill = p
-	}
-	if p, ok := g.policy("decode-policy", known); ok && g.disaggregated {
-		decode = p
-	}
-	place, why := placeOf(prefill)
-	g.doc.set("policy", "place", text(place), strings.TrimSuffix(prefill+" of "+g.name+"; "+why, "; "))
-	if other, _ := placeOf(decode); other != place {
-		g.doc.note("--decode-policy", "%s: pdproxy places both legs by one policy; the result has the policy of prefill (decode alone: %s)", decode, other)
-	}
-	if place == "conversation" {
-		g.conversation()
-	}
-	if place == "sglang_cache_aware" {
-		g.cacheParams()
-		return
-	}
-	for _, flag := range []string{"cache-threshold", "balance-abs-threshold", "balance-rel-threshold"} {
-		if g.on(flag) {
-			g.doc.note("--"+flag, "has no effect without cache_aware for prefill")
-		}
-	}
-}
-
-// policy returns the value of a policy flag.
-func (g *gateway) policy(flag string, known []string) (string, bool) {
-	p, ok := g.text(flag)
-	if ok && !slices.Contains(known, p) {
-		g.problem(g.file, g.line(flag), "--"+flag, "unknown policy: want one of %s", strings.Join(known, ", "))
-		return "", false
-	}
-	return p, ok
-}
-
-// placeOf returns the place policy for one of the gateways' policies, and an
-// explanation for the operator.
-func placeOf(policy string) (place, why string) {
-	switch policy {
-	case "cache_aware", "prefix_hash":
-		return "sglang_cache_aware", "kv_aware counts estimated seconds instead, by the engines' KV events where kv_events is set"
-	case "round_robin", "power_of_two":
-		return policy, ""
-	case "least_load":
-		return policy, "by requests and tokens in flight"
-	case "bucket":
-		return "kv_aware", "it also separates short prompts from long ones"
-	case "random", "passthrough":
-		return "round_robin", "requests spread just as evenly"
-	default: // consistent_hash, rendezvous_hash, consistent_hashing, manual, sticky_*
-		return "conversation", "sessions keep their engines by a table, not by a hash"
-	}
-}
-
-// cacheParams reads the thresholds of cache_aware. Their defaults are the defaults of
-// the router's command line.
-func (g *gateway) cacheParams() {
-	const params = "policy.params.sglang_cache_aware"
-	if x, ok := g.float("cache-threshold", 0, 1); ok {
-		g.doc.set(params, "cache_threshold", float(x), "--cache-threshold")
-	}
-	if n, ok := g.integer("balance-abs-threshold", 0, 1_000_000_000); ok {
-		g.doc.set(params, "balance_abs_threshold", float(float64(n)), "--balance-abs-threshold")
-	}
-	if x, ok := g.float("balance-rel-threshold", 1, 1e9); ok {
-		g.doc.set(params, "balance_rel_threshold", float(x), "--balance-rel-threshold")
-	}
-}
-
-// conversation reads the names of the headers and body members that identify a session.
-func (g *gateway) conversation() {
-	c := config.Default().Conversation
-	if len(g.defaults.fields) > 0 {
-		g.doc.set("conversation", "fields", list(append(slices.Clone(g.defaults.fields), c.Fields...)), "body members with the session's name in the router")
-	}
-	if len(g.defaults.headers) > 0 {
-		g.doc.set("conversation", "headers", list(firstOf(g.defaults.headers, c.Headers)), "request headers with the session's name in the router")
-	}
-}
-
-// firstOf returns first, and then those of the names that are not in first.
-func firstOf(first, names []string) []string {
-	all := slices.Clone(first)
-	for _, name := range names {
-		if !slices.Contains(first, name) {
-			all = append(all, name)
-		}
-	}
-	return all
 }

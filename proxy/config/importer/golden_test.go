@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,6 +27,8 @@ func importFile(name string, text []byte) (Result, error) {
 		return LiteLLM(f)
 	case "stack":
 		return ProductionStack(f)
+	case "dynamo":
+		return Dynamo(f)
 	default:
 		return TRTLLM{Disagg: f, RequestTimeout: DefaultRequestTimeout}.Import()
 	}
@@ -33,7 +36,7 @@ func importFile(name string, text []byte) (Result, error) {
 
 func inputs(t testing.TB) []string {
 	var names []string
-	for _, pattern := range []string{"testdata/*.yaml", "testdata/*.flags"} {
+	for _, pattern := range []string{"testdata/*.yaml", "testdata/*.flags", "testdata/public/*.yaml", "testdata/public/*.flags"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -67,6 +70,15 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
+// findings returns the warnings of a result, and then what is lost.
+func findings(res Result) string {
+	text := warnings(res.Warnings)
+	for _, f := range res.Lost {
+		text += "lost: " + f.String() + "\n"
+	}
+	return text
+}
+
 func warnings(fs []Finding) string {
 	var b strings.Builder
 	for _, f := range fs {
@@ -85,7 +97,7 @@ func TestGolden(t *testing.T) {
 			}
 			base := strings.TrimSuffix(name, filepath.Ext(name))
 			golden(t, base+".toml", res.TOML)
-			golden(t, base+".warnings", warnings(res.Warnings))
+			golden(t, base+".warnings", findings(res))
 		})
 	}
 }
@@ -104,6 +116,72 @@ func TestResultsParse(t *testing.T) {
 	}
 }
 
+// The tables that an operator uncomments pass config.Parse, and their roles are those of the
+// input.
+func TestSamplesOfKubernetes(t *testing.T) {
+	for name, want := range map[string]string{
+		"stack-k8s.flags": "vllm both none", "public/stack-orchestrated.yaml": "first prefill vllm-nixl, second decode vllm-nixl",
+		"public/stack-disaggregated.yaml":  "small-first prefill vllm-store, small-second decode vllm-store",
+		"public/stack-nested-session.yaml": "small both none", "public/sglang-pd-selectors.flags": "prefill prefill sglang, decode decode sglang",
+		"public/llmd-threshold.yaml": "pool both vllm-nixl", "public/llmd-modelservice.yaml": "pool both vllm-nixl",
+		"public/dynamo-router-v1beta1.yaml": "secondworker decode vllm-nixl, firstworker prefill vllm-nixl",
+		"public/dynamo-sglang.yaml":         "second decode sglang, first prefill sglang",
+		"public/dynamo-planner.yaml":        "secondworker decode vllm-nixl, firstworker prefill vllm-nixl",
+		"public/dynamo-trtllm.yaml":         "first prefill trtllm, second decode trtllm",
+	} {
+		res, err := importFile(name, read(t, "testdata/"+name))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		var lines []string
+		for line := range strings.Lines(res.TOML) {
+			if strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "# ") {
+				line = line[1:]
+			}
+			lines = append(lines, line)
+		}
+		c, err := config.Parse([]byte(strings.Join(lines, "")))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		var engines []string
+		for _, e := range slices.Concat(c.Discovery.Kubernetes.Engines, c.Discovery.Kubernetes.Pools) {
+			engines = append(engines, e.Name+" "+e.Role+" "+e.Connector)
+		}
+		if got := strings.Join(engines, ", "); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}
+
+// The README of the public files names each of them, and no other.
+func TestPublicFilesHaveAnOrigin(t *testing.T) {
+	readme := string(read(t, "testdata/public/README.md"))
+	count := map[string]int{}
+	for _, name := range inputs(t) {
+		base, public := strings.CutPrefix(name, "testdata/public/")
+		if !public {
+			continue
+		}
+		if !strings.Contains(readme, "| `"+base+"` | ") {
+			t.Errorf("the README does not name the origin of %s", base)
+		}
+		kind, _, _ := strings.Cut(base, "-")
+		count[kind]++
+	}
+	for _, kind := range []string{"trtllm", "vllm", "sglang", "stack", "llmd", "dynamo", "litellm"} {
+		if count[kind] < 3 {
+			t.Errorf("%d public files of %s, want 3", count[kind], kind)
+		}
+		count[""] += count[kind]
+	}
+	if rows := strings.Count(readme, "\n| `"); rows != count[""] {
+		t.Errorf("the README has %d rows for %d files", rows, count[""])
+	}
+}
+
 // The output contains no secret of the input.
 func TestSecretsStayWhereTheyAre(t *testing.T) {
 	secrets := []string{"example-not-a-secret", "hf_secret", "sk-very-secret", "secret123", "hunter2"}
@@ -116,7 +194,7 @@ func TestSecretsStayWhereTheyAre(t *testing.T) {
 		}
 		for _, s := range secrets {
 			seen[s] = seen[s] || strings.Contains(text, s)
-			if strings.Contains(res.TOML+warnings(res.Warnings), s) {
+			if strings.Contains(res.TOML+findings(res), s) {
 				t.Errorf("%s: %q is in the result", name, s)
 			}
 		}

@@ -1,11 +1,13 @@
 // Package importer converts the configuration of another router to a config.toml:
-// TensorRT-LLM's disagg_config.yaml, the flags of vllm-router, of SGLang's model gateway
-// and of the production stack's router, llm-d's pd-sidecar and EndpointPickerConfig, and
-// LiteLLM's config.yaml. It opens nothing: it reads bytes and returns text and warnings.
+// TensorRT-LLM's disagg_config.yaml, the flags of vllm-router, of SGLang's model gateway,
+// of the production stack's router and of Dynamo's frontend, the Helm values of the
+// production stack and of llm-d, llm-d's pd-sidecar and EndpointPickerConfig, Dynamo's graph
+// deployments, and LiteLLM's config.yaml. It opens nothing: it reads bytes and returns text
+// and warnings.
 //
 // Each reader (trtllm.go, vllmrouter.go, sglangrouter.go, productionstack.go, llmd.go,
-// litellm.go) fills a document (document.go); the common part of the two gateways is in
-// gateway.go. The text names
+// dynamo.go, litellm.go) fills a document (document.go); the common part of the two gateways
+// is in gateway.go, and that of charts and manifests in kubernetes.go. The text names
 // the origin of each value, has a comment for each setting without an equivalent, and
 // never contains a secret. It always passes config.Parse.
 //
@@ -37,6 +39,10 @@ type Result struct {
 	// Warnings list what the operator should check before using the text: pitfalls of the
 	// other router, and differences. They are in the order of the input's lines.
 	Warnings []Finding `json:"warnings"`
+	// Lost are the settings that change what a request does (the two legs, retries, limits,
+	// keys, models) and that TOML lacks. A caller uses TOML only if the operator accepts the
+	// loss.
+	Lost []Finding `json:"lost"`
 }
 
 // Finding is an error in an input, or a remark about it.
@@ -86,6 +92,7 @@ func (ps Problems) Error() string {
 type report struct {
 	problems Problems
 	warnings []Finding
+	lost     []Finding
 }
 
 func (r *report) problem(file string, line int, key, format string, args ...any) {
@@ -94,6 +101,12 @@ func (r *report) problem(file string, line int, key, format string, args ...any)
 
 func (r *report) warn(file string, line int, key, format string, args ...any) {
 	r.warnings = append(r.warnings, Finding{file, line, key, fmt.Sprintf(format, args...)})
+}
+
+// lose notes in d a setting that changes what a request does and that d lacks.
+func (r *report) lose(d *document, file string, line int, key, format string, args ...any) {
+	d.note(line, key, format, args...)
+	r.lost = append(r.lost, Finding{file, line, key, fmt.Sprintf(format, args...)})
 }
 
 // finish returns the text of d, or the problems. config.Parse makes the checks that the
@@ -107,16 +120,22 @@ func (r *report) finish(file string, d *document) (Result, error) {
 		return Result{}, r.problems
 	}
 	sortFindings(r.warnings)
-	return Result{TOML: d.render(), Warnings: append([]Finding{}, r.warnings...)}, nil
+	sortFindings(r.lost)
+	return Result{TOML: d.render(), Warnings: append([]Finding{}, r.warnings...), Lost: append([]Finding{}, r.lost...)}, nil
 }
 
-// check parses the resulting text.
+// check parses the resulting text, also with the tables that the operator uncomments.
 func (r *report) check(file string, d *document) {
-	_, err := config.Parse([]byte(d.render()))
-	var problems config.Problems
-	errors.As(err, &problems)
-	for _, p := range problems {
-		r.problem(file, 0, "", "the result would have an invalid %s: %s", p.Key, p.Message)
+	for _, uncommented := range []bool{false, true} {
+		_, err := config.Parse([]byte(d.text(uncommented)))
+		var problems config.Problems
+		errors.As(err, &problems)
+		for _, p := range problems {
+			r.problem(file, 0, "", "the result would have an invalid %s: %s", p.Key, p.Message)
+		}
+		if len(problems) > 0 {
+			return
+		}
 	}
 }
 

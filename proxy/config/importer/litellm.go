@@ -12,10 +12,11 @@ import (
 )
 
 // LiteLLM converts the config.yaml of LiteLLM's proxy. Deployments of engines with the OpenAI API
-// become engines; deployments of cloud providers are left out. Keys and defaults are those of
-// docs.litellm.ai/docs/proxy/config_settings.
+// become engines, those of OpenAI itself remotes; deployments of other providers are left out.
+// Keys and defaults are those of docs.litellm.ai/docs/proxy/config_settings.
 func LiteLLM(f File) (Result, error) {
-	l := &liteLLM{yamlFile: yamlFile{report: &report{}, file: f.Name}, doc: &document{from: "a config.yaml of LiteLLM"}}
+	l := &liteLLM{yamlFile: yamlFile{report: &report{}, file: f.Name}, doc: &document{from: "a config.yaml of LiteLLM"},
+		engines: map[string]*liteEngine{}, groups: map[string]*liteGroup{}}
 	if root, ok := l.document(f); ok {
 		l.read(root)
 	}
@@ -25,8 +26,21 @@ func LiteLLM(f File) (Result, error) {
 type liteLLM struct {
 	yamlFile
 	doc *document
-	// seen holds the addresses of the engines, each with its model.
-	seen map[string]string
+	// engines holds the engines by their address.
+	engines   map[string]*liteEngine
+	addresses []string
+	// groups holds the model_names of the file.
+	groups map[string]*liteGroup
+	names  []string
+	// most is the limit of running requests of each deployment without its own; 0: none.
+	most int
+}
+
+// liteEngine is an address with the models that the file requests there.
+type liteEngine struct {
+	served []string
+	most   int
+	key    bool // requests carry a key
 }
 
 // localProviders are the prefixes of models that an engine with the OpenAI API serves.
@@ -34,14 +48,16 @@ var localProviders = []string{"hosted_vllm", "vllm", "openai", "text-completion-
 
 func (l *liteLLM) read(root *table) {
 	l.doc.set("server", "listen", text("0.0.0.0:4000"), "the default of litellm --host and --port")
-	l.seen = map[string]string{}
+	settings, _, _ := l.sub(root, "litellm_settings")
+	router, _, _ := l.sub(root, "router_settings")
+	general, _, _ := l.sub(root, "general_settings")
+	l.limits(general, router)
 	nodes, _, _ := l.list(root, "model_list")
 	for _, node := range nodes {
 		l.deployment(l.table("model_list", node), node.Line)
 	}
-	settings, _, _ := l.sub(root, "litellm_settings")
-	router, _, _ := l.sub(root, "router_settings")
-	general, _, _ := l.sub(root, "general_settings")
+	l.writeEngines()
+	l.models(router, settings)
 	l.place(router)
 	l.retries(router, settings)
 	l.circuits(router, settings)
@@ -50,11 +66,8 @@ func (l *liteLLM) read(root *table) {
 	for _, t := range []*table{router, settings, general} {
 		l.unused(t)
 	}
-	root.take("environment_variables")
-	for _, e := range root.entries {
-		l.doc.note(e.key, "is not used")
-	}
-	if l.doc.engines() == 0 && len(l.problems) == 0 {
+	l.unused(root)
+	if len(l.groups) == 0 && len(l.problems) == 0 {
 		l.warn(l.file, 0, "model_list", "the input names no engine")
 	}
 }
@@ -63,10 +76,13 @@ func (l *liteLLM) read(root *table) {
 func (l *liteLLM) deployment(t *table, line int) {
 	name, _, _ := l.text(t, "model_name")
 	params, _, _ := l.sub(t, "litellm_params")
-	model, _, ok := l.text(params, "model")
+	model, at, ok := l.text(params, "model")
 	if !ok {
 		l.problem(l.file, line, "model_list.litellm_params.model", "is required")
 		return
+	}
+	if name == "" {
+		name = model
 	}
 	provider, served, prefixed := strings.Cut(model, "/")
 	if own, _, ok := l.text(params, "custom_llm_provider"); ok {
@@ -74,55 +90,107 @@ func (l *liteLLM) deployment(t *table, line int) {
 	} else if !prefixed {
 		provider, served = "openai", model
 	}
-	base, at, ok := l.text(params, "api_base")
+	weight := l.weight(params)
+	base, where, hosted := l.text(params, "api_base")
 	switch {
 	case !slices.Contains(localProviders, provider):
-		l.doc.note("model_list "+name, "the proxy calls engines with the OpenAI API, not provider %s", provider)
-		l.warn(l.file, line, "model_list", "a deployment of provider %s is left out", provider)
+		l.lose(l.doc, l.file, line, "model_list "+name, "the proxy calls engines and endpoints with the OpenAI API, not provider %s: it does not call this deployment", provider)
 		return
-	case !ok:
-		l.doc.note("model_list "+name, "without api_base, the provider itself serves the model")
-		l.warn(l.file, line, "model_list", "a deployment without api_base is left out")
+	case !hosted && strings.Contains(served, "*"):
+		l.lose(l.doc, l.file, line, "model_list "+name, "a [[remote]] has one model, not a pattern of models: requests for other models get 404")
+		return
+	case !hosted && (provider == "openai" || provider == "text-completion-openai"):
+		l.remote(params, name, served, line)
+		return
+	case !hosted:
+		l.problem(l.file, at.line, "model_list.litellm_params.api_base", "is required for provider %s", provider)
 		return
 	}
-	address, ok := l.address(base, at)
+	address, ok := l.address(base, where)
 	if !ok {
 		return
 	}
-	if other, found := l.seen[address]; found {
-		l.warn(l.file, at.line, "model_list.litellm_params.api_base", "the address is given twice: the result has one engine, which serves %s", text(other))
-		return
-	}
-	l.seen[address] = served
-	l.engine(params, address, served, name, line)
+	l.group(name, line).serve(served, weight)
+	l.engine(params, address, served)
+	l.params(params, name)
+	l.left(t, "is information for LiteLLM's clients and its cost accounts: the proxy has no place for it")
 }
 
-// engine writes one engine.
-func (l *liteLLM) engine(params *table, address, served, name string, line int) {
-	e := l.doc.engine()
-	e.set("name", text("e"+strconv.Itoa(len(l.seen)-1)), "")
-	e.set("url", text(address), "api_base")
-	e.set("role", text(config.RoleBoth), "")
-	e.set("connector", text(config.ConnectorNone), "")
-	e.set("model", text(served), "litellm_params.model")
+// weight returns the share of a deployment in its group: simple-shuffle reads weight, rpm or tpm
+// (litellm/router_strategy/simple_shuffle.py).
+func (l *liteLLM) weight(params *table) float64 {
+	for _, key := range []string{"weight", "rpm", "tpm"} {
+		if e, found := params.find(key); found {
+			if x, err := strconv.ParseFloat(resolve(e.value).Value, 64); err == nil && x > 0 && x <= 1e12 {
+				if key == "weight" {
+					params.take(key)
+				}
+				return x
+			}
+		}
+	}
+	return 1
+}
+
+// engine adds an address, or a model of an address that the file has named before.
+func (l *liteLLM) engine(params *table, address, served string) {
+	e := l.engines[address]
+	if e == nil {
+		e = &liteEngine{most: l.most}
+		l.engines[address] = e
+		l.addresses = append(l.addresses, address)
+	}
+	if !slices.Contains(e.served, served) {
+		e.served = append(e.served, served)
+	}
 	if n, _, ok := l.integer(params, "max_parallel_requests", 1, 1<<30); ok {
-		e.set("max_conns", number(n), "max_parallel_requests")
+		e.most = n
 	}
 	if key, found := params.take("api_key"); found && !slices.Contains([]string{"", "none", "empty", "fake", "dummy"}, strings.ToLower(resolve(key.value).Value)) {
-		e.lines = append(e.lines, entry{key: "api_key_file", value: text("engine.key"), sample: true,
-			comment: "api_key: put the key into a file of one line and write the path of the file"})
+		e.key = true
 		l.warn(l.file, key.line, "model_list.litellm_params.api_key", "pdproxy import writes no keys: put the key into a file and name the file in engine.api_key_file")
 	}
-	if name != served && name != "" {
-		l.warn(l.file, line, "model_list.model_name", "with LiteLLM clients request %s; with pdproxy they must request %s, the name that the engine serves", text(name), text(served))
+}
+
+// writeEngines writes the engines.
+func (l *liteLLM) writeEngines() {
+	for i, address := range l.addresses {
+		from := l.engines[address]
+		e := l.doc.engine()
+		e.set("name", text("e"+strconv.Itoa(i)), "")
+		e.set("url", text(address), "api_base")
+		e.set("role", text(config.RoleBoth), "")
+		e.set("connector", text(config.ConnectorNone), "")
+		// An engine with several models, such as adapters, names them itself.
+		if len(from.served) == 1 && from.served[0] != "*" {
+			e.set("model", text(from.served[0]), "litellm_params.model")
+		}
+		if from.most > 0 {
+			e.set("max_conns", number(from.most), "max_parallel_requests")
+		}
+		if from.key {
+			e.sampleKey("api_key_file", text("engine.key"), "api_key: put the key into a file of one line and write the path of the file")
+		}
 	}
-	var left []string
-	for _, p := range params.entries {
-		left = append(left, p.key)
+}
+
+// remote adds an endpoint of OpenAI to a group.
+func (l *liteLLM) remote(params *table, name, served string, line int) {
+	g := l.group(name, line)
+	remote := objectName(name)
+	if len(g.remotes) > 0 {
+		remote += "-" + strconv.Itoa(len(g.remotes))
 	}
-	if len(left) > 0 {
-		l.doc.note("litellm_params of "+served, "no equivalent: %s", strings.Join(left, ", "))
+	g.remotes = append(g.remotes, config.RemotePrefix+remote)
+	r := l.doc.add("remote")
+	r.set("name", text(remote), "")
+	r.set("url", text("https://api.openai.com"), "provider openai without api_base")
+	r.set("model", text(served), "litellm_params.model")
+	r.sampleKey("api_key_file", text("openai.key"), "api_key: put the key into a file of one line and write the path of the file")
+	if e, found := params.take("api_key"); found {
+		l.warn(l.file, e.line, "model_list.litellm_params.api_key", "pdproxy import writes no keys: put the key into a file and name the file in remote.api_key_file")
 	}
+	l.params(params, name)
 }
 
 // address returns the URL of an engine without the path /v1. Its messages never contain
@@ -152,7 +220,7 @@ func (l *liteLLM) place(router *table) {
 	place, why := "least_load", "by requests and tokens in flight"
 	switch strategy {
 	case "simple-shuffle":
-		place, why = "round_robin", "requests spread just as evenly; rpm, tpm and weights have no equivalent"
+		place, why = "round_robin", "requests spread just as evenly"
 	case "least-busy", "latency-based-routing", "usage-based-routing", "usage-based-routing-v2", "cost-based-routing":
 	default:
 		l.problem(l.file, e.line, "router_settings.routing_strategy", "unknown strategy")
@@ -200,36 +268,6 @@ func (l *liteLLM) timeouts(router, settings *table) {
 		x = other
 	}
 	l.doc.set("timeouts", "first_byte", seconds(x), "timeout; the other proxy cuts longer streams, pdproxy does not")
-}
-
-// keys notes the keys of clients.
-func (l *liteLLM) keys(general *table) {
-	e, found := general.take("master_key")
-	if !found {
-		return
-	}
-	s := l.doc.section("server.auth")
-	s.lines = append(s.lines, entry{key: "keys_file", value: text("keys"), sample: true, comment: "master_key and virtual keys: one line \"name sha256hex\" for each key"})
-	l.warn(l.file, e.line, "general_settings.master_key", "pdproxy import writes no keys: list the clients' keys in server.auth.keys_file; until then clients need no key")
-}
-
-// unused notes the other keys of a section.
-func (l *liteLLM) unused(t *table) {
-	traps := map[string]string{
-		"fallbacks": "not imported: write it as [[model]] fallback", "context_window_fallbacks": "not imported: write it as [[model]] fallback",
-		"default_fallbacks": "not imported: write it as [[model]] fallback", "content_policy_fallbacks": "not imported: write it as [[model]] fallback",
-		"model_group_alias": "not imported: write it as [[model]] alias_of; until then clients must ask for the name that the engine serves",
-	}
-	var names []string
-	for _, e := range t.entries {
-		if trap, found := traps[e.key]; found && !empty(e.value) {
-			l.warn(l.file, e.line, t.name(e.key), "%s", trap)
-		}
-		names = append(names, e.key)
-	}
-	if len(names) > 0 {
-		l.doc.note(t.path, "no equivalent: %s", strings.Join(names, ", "))
-	}
 }
 
 // empty reports whether a list or mapping has no entries.

@@ -5,16 +5,26 @@ import (
 	"strconv"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 // LLMD converts a file of llm-d: the flags or the YAML configuration of pd-sidecar
-// (llm-d-router, pkg/sidecar/proxy/options.go), or an EndpointPickerConfig
-// (apix/config/v1alpha1). The content tells which one it is.
+// (llm-d-router, pkg/sidecar/proxy/options.go), an EndpointPickerConfig
+// (apix/config/v1alpha1), or the Helm values of one of its charts. The content tells which one
+// it is.
 func LLMD(f File) (Result, error) {
 	r := &report{}
-	if flagLine.Match(f.Text) {
+	if v, ok := chartValues(r, f, llmdValueKeys()...); ok || len(r.problems) > 0 {
+		l := &llmdValues{yamlFile: yamlFile{report: r, file: f.Name}, doc: &document{}}
+		if ok {
+			l.read(v)
+		}
+		return r.finish(f.Name, l.doc)
+	}
+	if _, isManifest := manifestDocuments(f); isManifest && !pickerKind.Match(f.Text) || !isManifest && flagLine.Match(f.Text) {
 		s := &sidecar{
-			flags: readFlags(r, f, []string{"pd-sidecar", "llm-d-routing-sidecar"}, sidecarFlags()),
+			flags: readFlags(r, f, []string{"pd-sidecar", "llm-d-routing-sidecar", "llm-d-router-disagg-sidecar", "routing-sidecar"}, sidecarFlags()),
 			doc:   &document{from: "the flags of llm-d's pd-sidecar"},
 		}
 		s.read()
@@ -30,12 +40,17 @@ func LLMD(f File) (Result, error) {
 	if plugins || kind {
 		p := &picker{yamlFile: y, doc: &document{from: "an EndpointPickerConfig of llm-d"}}
 		p.read(root)
+		p.serve(9002, true, "the default of --grpc-port")
+		p.pool("llm-d", config.ConnectorVLLMNixl, "the InferencePool that the picker serves")
 		return r.finish(f.Name, p.doc)
 	}
 	s := &sidecar{flags: sidecarKeys(y, root), doc: &document{from: "the configuration of llm-d's pd-sidecar"}}
 	s.read()
 	return r.finish(f.Name, s.doc)
 }
+
+// pickerKind matches the kind of an EndpointPickerConfig, or of a file that should be one.
+var pickerKind = regexp.MustCompile(`(?m)^kind:\s*("?EndpointPickerConfig|[^A-Z]*$)|^plugins:`)
 
 // flagLine matches a line of a file of flags: a flag that is no comment.
 var flagLine = regexp.MustCompile(`(?m)^([^#\n]*[ \t'"])?--[a-z]`)

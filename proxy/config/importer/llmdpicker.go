@@ -1,11 +1,11 @@
 package importer
 
 import (
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
-
-	"go.yaml.in/yaml/v3"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -15,6 +15,8 @@ import (
 type picker struct {
 	yamlFile
 	doc *document
+	// version is the apiVersion of the file.
+	version string
 	// plugins holds the plugins of the file, by the name that references use.
 	plugins map[string]pickerPlugin
 	names   []string // in the order of the file
@@ -30,17 +32,29 @@ func (p *picker) read(root *table) {
 	if kind, e, ok := p.text(root, "kind"); ok && kind != "EndpointPickerConfig" {
 		p.problem(p.file, e.line, "kind", "want EndpointPickerConfig")
 	}
-	p.text(root, "apiVersion")
+	p.version, _, _ = p.text(root, "apiVersion")
 	root.take("metadata")
 	p.readPlugins(root)
 	used := p.profiles(root)
 	p.place(used)
 	p.plan()
 	p.flowControl(root)
-	p.doc.set("epp", "listen", text("0.0.0.0:9002"), "the default of --grpc-port, for a gateway; clients may use server.listen as well")
-	p.doc.set("epp.tls", "self_signed", value("true"), "--secure-serving, which is on by default, without --cert-path")
 	p.remaining(root, used)
-	p.warn(p.file, 0, "", "the result has no engine: add the pods of the InferencePool by [[discovery.kubernetes.pool]], or as [[engine]], with their role and connector")
+}
+
+// serve sets the address at which a gateway asks for engines.
+func (p *picker) serve(port int, secure bool, from string) {
+	p.doc.set("epp", "listen", text(net.JoinHostPort("0.0.0.0", strconv.Itoa(port))), from+", for a gateway; clients may use server.listen as well")
+	if secure {
+		p.doc.set("epp.tls", "self_signed", value("true"), "--secure-serving, which is on by default, without --cert-path")
+	}
+}
+
+// pool adds the InferencePool of the engines.
+func (p *picker) pool(name, connector, comment string) {
+	p.doc.kubernetes("", "")
+	p.doc.pattern(pattern{pool: true, name: "pool", service: name, role: config.RoleBoth, connector: connector, comment: comment})
+	p.warn(p.file, 0, "", "%s; the label llm-d.ai/role of a pod is its role", samplePods)
 }
 
 // readPlugins reads the list of plugins.
@@ -74,10 +88,9 @@ func (p *picker) readPlugins(root *table) {
 
 // profiles returns the names of the plugins that the scheduling profiles use.
 func (p *picker) profiles(root *table) []string {
-	nodes, e, ok := p.list(root, "schedulingProfiles")
+	nodes, _, ok := p.list(root, "schedulingProfiles")
 	if !ok {
-		p.problem(p.file, e.line, "schedulingProfiles", "is required")
-		return nil
+		return slices.Clone(p.names) // llm-d-router makes a profile of all plugins
 	}
 	var used []string
 	for _, node := range nodes {
@@ -89,7 +102,7 @@ func (p *picker) profiles(root *table) []string {
 			name, _, ok := p.text(one, "pluginRef")
 			if !ok {
 				p.problem(p.file, ref.Line, "schedulingProfiles.plugins.pluginRef", "is required")
-			} else if _, known := p.plugins[name]; !known {
+			} else if !p.declared(name, ref.Line) {
 				p.problem(p.file, ref.Line, "schedulingProfiles.plugins.pluginRef", "names no plugin of this file")
 			} else if !slices.Contains(used, name) {
 				used = append(used, name)
@@ -98,6 +111,20 @@ func (p *picker) profiles(root *table) []string {
 		}
 	}
 	return used
+}
+
+// declared reports whether a plugin is in the file. llm-d-router makes the plugins that only a
+// profile names, if the name is that of a type.
+func (p *picker) declared(name string, line int) bool {
+	if _, found := p.plugins[name]; found {
+		return true
+	}
+	if !slices.Contains(knownPlugins(), name) {
+		return false
+	}
+	p.plugins[name] = pickerPlugin{kind: name, line: line, parameters: &table{path: "plugins.parameters"}}
+	p.names = append(p.names, name)
+	return true
 }
 
 // kinds returns the types of plugins.
@@ -135,7 +162,7 @@ func (p *picker) place(used []string) {
 		break
 	}
 	if slices.ContainsFunc(p.kinds(p.names), func(kind string) bool { return strings.HasPrefix(kind, "precise-prefix-cache") }) {
-		p.doc.note("precise-prefix-cache", "set kv_events and kv_replay of each engine, so that the index follows its KV events")
+		p.doc.note(0, "precise-prefix-cache", "set kv_events and kv_replay of each engine, so that the index follows its KV events")
 	}
 	p.sessions()
 }
@@ -166,49 +193,6 @@ func (p *picker) sessions() {
 	}
 }
 
-// plan chooses the plan policy by the handler of the profiles and its decider.
-func (p *picker) plan() {
-	for _, name := range p.names {
-		handler := p.plugins[name]
-		if handler.kind != "disagg-profile-handler" && handler.kind != "pd-profile-handler" {
-			continue
-		}
-		deciders, _, _ := p.sub(handler.parameters, "deciders")
-		ref, e, ok := p.text(deciders, "prefill")
-		if !ok && handler.kind == "pd-profile-handler" {
-			ref, e, ok = p.text(handler.parameters, "deciderPluginName")
-		}
-		if !ok {
-			p.doc.set("policy", "plan", text("never"), handler.kind+" without a decider for prefill")
-			return
-		}
-		decider, known := p.plugins[ref]
-		if !known {
-			p.problem(p.file, e.line, "deciders.prefill", "names no plugin of this file")
-			return
-		}
-		p.decider(decider)
-		return
-	}
-}
-
-func (p *picker) decider(d pickerPlugin) {
-	switch d.kind {
-	case "always-disagg-pd-decider":
-		p.doc.set("policy", "plan", text("always"), d.kind)
-	case "prefix-based-pd-decider":
-		n, _, _ := p.integer(d.parameters, "nonCachedTokens", 0, 1<<30)
-		if n == 0 {
-			p.doc.set("policy", "plan", text("never"), "nonCachedTokens is 0, which disables the decider in llm-d")
-			return
-		}
-		p.doc.set("policy", "plan", text("pd_auto"), d.kind+"; without local_tokens the policy compares measured times")
-		p.doc.set("policy.params.pd_auto", "local_tokens", float(float64(n-1)), "nonCachedTokens; the local engine needs role both")
-	default:
-		p.doc.note("deciders.prefill", "%s: plan = \"auto\" splits each request that can be split", d.kind)
-	}
-}
-
 // flowControl reads the bounds of the queue.
 func (p *picker) flowControl(root *table) {
 	t, _, found := p.sub(root, "flowControl")
@@ -233,25 +217,41 @@ func (p *picker) flowControl(root *table) {
 			p.doc.set("limits", "queue", number(n), "flowControl.maxRequests")
 		}
 	}
-	if s, at, ok := p.text(t, "defaultRequestTTL"); ok {
+	for _, limit := range []struct{ key, ours string }{{"defaultRequestTTL", "queue_timeout"}, {"noEndpointRequestTTL", "no_engine_timeout"}} {
+		s, at, ok := p.text(t, limit.key)
+		if !ok {
+			continue
+		}
 		d, err := time.ParseDuration(s)
 		switch {
 		case err != nil || d < 0 || d > maxSeconds*time.Second:
-			p.problem(p.file, at.line, "flowControl.defaultRequestTTL", "want a duration such as 60s")
+			p.problem(p.file, at.line, "flowControl."+limit.key, "want a duration such as 60s")
 		case d > 0:
-			p.doc.set("limits", "queue_timeout", seconds(d.Seconds()), "flowControl.defaultRequestTTL")
+			p.doc.set("limits", limit.ours, seconds(d.Seconds()), "flowControl."+limit.key)
 		default:
-			p.doc.note("flowControl.defaultRequestTTL", "a wait in the queue always ends here: limits.queue_timeout")
+			p.doc.note(at.line, "flowControl."+limit.key, "a wait in the queue always ends here: limits.%s", limit.ours)
 		}
 	}
 	for _, left := range t.entries {
-		p.doc.note("flowControl."+left.key, "limits.max_exchanges, limits.queue and limits.per_client bound the requests")
+		switch left.key {
+		case "maxBytes":
+			p.doc.note(left.line, "flowControl.maxBytes", "limits.buffer_memory bounds the bytes of all requests and answers together")
+		case "usageLimitPolicyPluginRef":
+			p.lose(p.doc, p.file, left.line, "flowControl."+left.key, "the proxy has no such ceiling: limits.saturation_queue_depth and limits.saturation_kv_usage hold requests back")
+		case "enableEviction":
+			p.doc.note(left.line, "flowControl.enableEviction", "the queue is ordered by [[priority_class]] and refuses new requests when it is full")
+		default:
+			p.lose(p.doc, p.file, left.line, "flowControl."+left.key, "the result has one class of requests: name classes and their limits by [[priority_class]]")
+		}
 	}
 }
 
+// usualDetector is the saturation detector that llm-d uses by default.
+const usualDetector = "utilization-detector"
+
 // saturation reads the saturation detector that detector names, nil: llm-d's default.
 func (p *picker) saturation(detector *table, at tableEntry) {
-	const usual = "utilization-detector"
+	const usual = usualDetector
 	name := usual
 	if detector != nil {
 		if ref, _, ok := p.text(detector, "pluginRef"); ok {
@@ -264,7 +264,7 @@ func (p *picker) saturation(detector *table, at tableEntry) {
 		p.problem(p.file, at.line, "saturationDetector.pluginRef", "names no plugin of this file")
 		return
 	case found && plugin.kind != usual:
-		p.doc.note("saturationDetector", "the proxy measures saturation by the reports of the engines: see limits.saturation_queue_depth")
+		p.doc.note(at.line, "saturationDetector", "the proxy measures saturation by the reports of the engines: see limits.saturation_queue_depth")
 		return
 	}
 	depth, usage := 5, 0.8 // llm-d-router, pkg/epp/framework/plugins/flowcontrol/saturationdetector/utilization/config.go
@@ -276,29 +276,55 @@ func (p *picker) saturation(detector *table, at tableEntry) {
 			usage = u
 		}
 		for _, left := range t.entries {
-			p.doc.note(usual+"."+left.key, "old reports of an engine do not count, and limits.saturation_queue_depth has no headroom")
+			p.doc.note(left.line, usual+"."+left.key, "old reports of an engine do not count, and limits.saturation_queue_depth has no headroom")
 		}
 	}
 	p.doc.set("limits", "saturation_queue_depth", number(depth), usual+", queueDepthThreshold")
 	p.doc.set("limits", "saturation_kv_usage", float(usage), usual+", kvCacheUtilThreshold")
 }
 
-// remaining notes the plugins and keys that were not converted.
-func (p *picker) remaining(root *table, used []string) {
-	known := []string{"disagg-profile-handler", "pd-profile-handler", "single-profile-handler", "prefix-based-pd-decider", "always-disagg-pd-decider",
-		"prefill-filter", "decode-filter", "encode-filter", "max-score-picker", "random-picker", "openai-parser",
-		"utilization-detector", "concurrency-detector", "metrics-data-source", "core-metrics-extractor", "endpoint-notification-source"}
+// knownPlugins are the types of plugins whose work the proxy does, or that only feed others.
+func knownPlugins() []string {
+	known := []string{"disagg-profile-handler", "pd-profile-handler", "single-profile-handler", "disagg-headers-handler", "prefill-header-handler",
+		"prefix-based-pd-decider", "always-disagg-pd-decider", "prefill-filter", "decode-filter", "encode-filter",
+		"max-score-picker", "random-picker", "weighted-random-picker", "openai-parser", "anthropic-parser", "vllmhttp-parser", "sglanghttp-parser",
+		"utilization-detector", "concurrency-detector", "metrics-data-source", "core-metrics-extractor", "endpoint-notification-source",
+		"token-producer", "inflight-load-producer", "session-id-producer"}
 	for _, choice := range placing {
 		known = append(known, choice.kinds...)
 	}
+	return known
+}
+
+// gates are types of plugins that refuse requests, or that exclude engines from some requests.
+func gates() map[string]string {
+	const refuse = "the proxy does not refuse requests by this rule: limits and [[priority_class]] bound them"
+	const exclude = "the proxy does not exclude engines by this rule: each engine of a model can get each of its requests"
+	return map[string]string{"latency-slo-admitter": refuse, "probabilistic-admitter": refuse, "label-selector-filter": exclude, "endpoint-attribute-filter": exclude,
+		"by-label": exclude, "by-label-selector": exclude}
+}
+
+// remaining notes the plugins and keys that were not converted.
+func (p *picker) remaining(root *table, used []string) {
 	for _, name := range p.names {
-		kind := p.plugins[name].kind
-		if !slices.Contains(known, kind) && !strings.HasPrefix(kind, "precise-prefix-cache") && !strings.HasPrefix(kind, "approx-prefix-cache") {
-			what := "is not used by a profile"
-			if slices.Contains(used, name) {
-				what = "has no equivalent: a place policy of your own can do the same"
+		plugin := p.plugins[name]
+		filter, _, _ := p.boolean(plugin.parameters, "enableFiltering")
+		switch gate, isGate := gates()[plugin.kind]; {
+		case isGate:
+			p.lose(p.doc, p.file, plugin.line, "plugin "+name, "%s", gate)
+		case plugin.kind == "context-length-aware" && filter && slices.Contains(used, name):
+			p.lose(p.doc, p.file, plugin.line, "plugin "+name, "the proxy does not exclude engines by the length of the prompt: each engine of a model can get each of its requests")
+		case slices.Contains(knownPlugins(), plugin.kind) || strings.HasPrefix(plugin.kind, "precise-prefix-cache") || strings.HasPrefix(plugin.kind, "approx-prefix-cache"):
+			for _, left := range plugin.parameters.entries {
+				if plugin.kind == usualDetector {
+					continue // saturation notes them
+				}
+				p.doc.note(left.line, "plugin "+name+", "+left.key, "has no equivalent: the policies of [policy] place and plan without it")
 			}
-			p.doc.note("plugin "+name, "%s", what)
+		case slices.Contains(used, name):
+			p.doc.note(plugin.line, "plugin "+name, "has no equivalent: a place policy of your own can do the same")
+		default:
+			p.doc.note(plugin.line, "plugin "+name, "is not used by a profile")
 		}
 	}
 	notes := map[string]string{
@@ -311,8 +337,8 @@ func (p *picker) remaining(root *table, used []string) {
 			p.warn(p.file, e.line, e.key, "unknown key: it is left out")
 			continue
 		}
-		if resolve(e.value).Kind != yaml.ScalarNode || resolve(e.value).Value != "" {
-			p.doc.note(e.key, "%s", note)
+		if !emptyValues(e.value) {
+			p.doc.note(e.line, e.key, "%s", note)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"maps"
 	"net"
 	"path"
@@ -35,17 +36,17 @@ func sidecarFlags() map[string]flagSpec {
 	const log = "--log-level and --log-format of pdproxy run replace it"
 	const hosts = "the proxy reads the data-parallel ranks from the engines"
 	maps.Copy(specs, map[string]flagSpec{
-		"configuration":      {arity: takesOne, note: "is not read", trap: "the inline configuration is not read: give its keys as flags, or give the file itself to pdproxy import"},
-		"configuration-file": {arity: takesOne, note: "is not read", trap: "the file is not read: run pdproxy import llm-d with that file"},
+		"configuration":      {arity: takesOne, lost: true, note: "the inline configuration is not read: give its keys as flags, or give the file itself to pdproxy import"},
+		"configuration-file": {arity: takesOne, lost: true, note: "the file is not read: run pdproxy import llm-d with that file"},
 		"pool-group":         {arity: takesOne, note: "engines come from [[engine]] or [[discovery.kubernetes.pool]]"},
 		"enable-ssrf-protection": {arity: takesSwitch,
 			note: "is always on: the proxy calls only the engines of its configuration and its discovery"},
 		"enable-prefiller-sampling":  {arity: takesSwitch, note: "the place policy chooses if the header names several engines"},
 		"enable-speculative-prefill": {arity: takesSwitch, note: "the proxy sends no requests of its own to warm the cache for a next turn"},
-		"enable-p2p-pull":            {arity: takesSwitch, note: "an engine has one connector; vllm-p2p-tier is the connector of the OffloadingConnector's P2P tier"},
+		"enable-p2p-pull":            {arity: takesSwitch, lost: true, note: "an engine has one connector; vllm-p2p-tier is the connector of the OffloadingConnector's P2P tier"},
 		"max-idle-conns-per-host":    {arity: takesOne, note: "the proxy keeps as many idle connections as it needed; engine.max_conns bounds the open ones"},
 		"prefill-retry-backoff":      {arity: takesOne, note: "a retry goes to another engine at once"},
-		"decode-chunk-size":          {arity: takesOne, note: "a decode leg is one request to the engine"},
+		"decode-chunk-size":          {arity: takesOne, off: []string{"0"}, note: "a decode leg is one request to the engine"},
 		"tracing":                    {arity: takesSwitch, note: "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy"},
 		"metrics-cert-dir":           {arity: takesOne, note: "the admin address has no TLS; keep it on loopback or behind a proxy"},
 		"tls-min-version":            {arity: takesOne, note: "TLS 1.2 and 1.3 are accepted"},
@@ -79,16 +80,13 @@ func (s *sidecar) read() {
 		if name != "ec-example" && name != "ec-nixl" {
 			s.problem(s.file, s.line("ec-connector"), "--ec-connector", "want ec-example or ec-nixl")
 		}
-		s.doc.note("--ec-connector", "add the encoders as engines of role encode; encoder_header names them for a request")
+		s.doc.note(s.line("ec-connector"), "--ec-connector", "add the encoders as engines of role encode; encoder_header names them for a request")
 	}
-	for _, name := range s.order {
-		if spec := s.specs[name]; spec.note != "" {
-			s.doc.note("--"+name, "%s", spec.note)
-			if spec.trap != "" {
-				s.warn(s.file, s.line(name), "--"+name, "%s", spec.trap)
-			}
-		}
-	}
+	s.dropped(s.doc)
+	s.doc.kubernetes("", "")
+	pool, _ := s.text("inference-pool")
+	s.doc.pattern(pattern{pool: true, name: "pool", service: cmp.Or(pool[strings.LastIndexByte(pool, '/')+1:], "llm-d"), role: config.RoleBoth, connector: connector,
+		comment: "the InferencePool of the engines; the label llm-d.ai/role of a pod is its role"})
 	s.warn(s.file, s.line("inference-pool"), "", "the result has no remote engine: add each prefill engine as [[engine]], or the pool as [[discovery.kubernetes.pool]]; the proxy refuses a header that names another host")
 }
 
@@ -119,10 +117,7 @@ func (s *sidecar) connector() string {
 	if !ok {
 		kind = "nixlv2"
 	}
-	connectors := map[string]string{
-		"nixlv2": config.ConnectorVLLMNixl, "shared-storage": config.ConnectorVLLMStore, "sglang": config.ConnectorSGLang,
-		"mooncake": config.ConnectorVLLMMooncake, "offloading": config.ConnectorVLLMP2PTier,
-	}
+	connectors := sidecarConnectors()
 	connector := connectors[kind]
 	if connector == "" {
 		s.problem(s.file, s.line("kv-connector"), "--kv-connector", "want %s", strings.Join(slices.Sorted(maps.Keys(connectors)), ", "))
@@ -134,6 +129,14 @@ func (s *sidecar) connector() string {
 		connector = config.ConnectorVLLMMoRIIO
 	}
 	return connector
+}
+
+// sidecarConnectors are the values of --kv-connector.
+func sidecarConnectors() map[string]string {
+	return map[string]string{
+		"nixlv2": config.ConnectorVLLMNixl, "shared-storage": config.ConnectorVLLMStore, "sglang": config.ConnectorSGLang,
+		"mooncake": config.ConnectorVLLMMooncake, "offloading": config.ConnectorVLLMP2PTier,
+	}
 }
 
 // local writes the engine beside the sidecar.
@@ -205,19 +208,19 @@ func (s *sidecar) prefill() {
 	}
 	s.doc.set("retry", "attempts", number(n+1), comment+"; then the local engine computes the prompt, as in llm-d")
 	if s.stage("enable-tls", "prefiller") || s.stage("enable-tls", "encoder") {
-		s.doc.note("--enable-tls", "the url of each remote engine begins with https://")
+		s.doc.note(s.line("enable-tls"), "--enable-tls", "the url of each remote engine begins with https://")
 	}
 	if s.stage("tls-insecure-skip-verify", "prefiller") || s.stage("tls-insecure-skip-verify", "encoder") {
-		s.doc.note("--tls-insecure-skip-verify", "insecure_skip_verify = true in each remote engine")
+		s.doc.note(s.line("tls-insecure-skip-verify"), "--tls-insecure-skip-verify", "insecure_skip_verify = true in each remote engine")
 	}
 	if port, ok := s.integer("mooncake-bootstrap-port", 1, 65535); ok {
-		s.doc.note("--mooncake-bootstrap-port", "bootstrap_port = %d in each prefill engine", port)
+		s.doc.note(s.line("mooncake-bootstrap-port"), "--mooncake-bootstrap-port", "bootstrap_port = %d in each prefill engine", port)
 	}
 	if port, ok := s.integer("p2p-connector-port", 1, 65535); ok {
-		s.doc.note("--p2p-connector-port", "side_channel = \"HOST:%d\" in each prefill engine", port)
+		s.doc.note(s.line("p2p-connector-port"), "--p2p-connector-port", "side_channel = \"HOST:%d\" in each prefill engine", port)
 	}
 	if pool, ok := s.text("inference-pool"); ok {
-		s.doc.note("--inference-pool", "%s: its pods are engines through [[discovery.kubernetes.pool]]", pool)
+		s.doc.note(s.line("inference-pool"), "--inference-pool", "%s: its pods are engines through [[discovery.kubernetes.pool]]", pool)
 	}
 }
 

@@ -146,7 +146,7 @@ func TestTraps(t *testing.T) {
 		{"vllm-backends", "--worker-urls http://a --backend trtllm", []string{"line 1: --backend: trtllm has no effect in the router"}, ""},
 		{"sglang-limit off", "--worker-urls http://a --max-concurrent-requests -1 --prometheus-host ::1", nil, `listen = "[::1]:29000"`},
 		{"sglang-policies", "--worker-urls http://a --policy bucket --cache-threshold 0.1 --prometheus-host localhost", nil, `place = "kv_aware"`},
-		{"sglang-CAs", "--worker-urls https://a --ca-cert-paths a.pem b.pem --prometheus-host localhost", nil, "# - --ca-cert-paths: engine.ca is one file: put the certificates of all 2 into one"},
+		{"sglang-CAs", "--worker-urls https://a --ca-cert-paths a.pem b.pem --prometheus-host localhost", nil, "# - line 1: --ca-cert-paths: engine.ca is one file: put the certificates of all 2 into one"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			res, err := importFile(tt.name, []byte(tt.text))

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"maps"
 	"net"
 	"slices"
@@ -10,170 +11,237 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// ProductionStack converts the flags of the router of vLLM's production stack. Names and
-// defaults are those of src/vllm_router/parsers/parser.py.
+// ProductionStack converts the flags of the router of vLLM's production stack, or the values
+// of its Helm chart. Names and defaults are those of src/vllm_router/parsers/parser.py and of
+// helm/values.yaml of release 0.1.13; the content tells which one it is.
 func ProductionStack(f File) (Result, error) {
 	r := &report{}
 	programs := []string{"vllm-router", "vllm_router", "vllm_router.app", "app.py"}
-	g := &gateway{
-		flags: readFlags(r, f, programs, stackFlags()),
-		doc:   &document{from: "the flags of the production stack's router"}, name: "the router", seen: map[string]bool{},
-	}
-	host, port := g.address("host", "0.0.0.0", "port", 8001)
-	g.doc.set("server", "listen", text(net.JoinHostPort(host, port)), "--host, --port")
-	g.stackEngines(g.stackPlace())
-	if kind, ok := g.text("service-discovery"); ok && kind != "static" {
-		g.stackPods(kind)
-	}
-	for _, name := range g.order {
-		spec := g.specs[name]
-		if spec.note != "" {
-			g.doc.note("--"+name, "%s", spec.note)
+	g := &gateway{doc: &document{from: "the flags of the production stack's router"}, name: "the router", seen: map[string]bool{}}
+	values, isValues := chartValues(r, f, "routerSpec", "servingEngineSpec")
+	switch {
+	case len(r.problems) > 0:
+		return r.finish(f.Name, g.doc)
+	case isValues:
+		g.doc.from = "the Helm values of the production stack"
+		g.flags = &flags{report: r, file: f.Name, specs: stackFlags(), uses: map[string][]use{}, names: map[string]string{}}
+		v := &stackValues{yamlFile: values.yamlFile, gateway: g}
+		v.read(values)
+	default:
+		g.flags = readFlags(r, f, programs, stackFlags())
+		if len(g.order) > 0 {
+			g.stack(g.stackLabels)
 		}
-		if spec.trap != "" {
-			g.warn(g.file, g.line(name), "--"+name, "%s", spec.trap)
-		}
-	}
-	if g.doc.engines() == 0 && !g.on("service-discovery") && len(g.problems) == 0 {
-		g.warn(g.file, 0, "", "the input names no engine")
 	}
 	return r.finish(f.Name, g.doc)
 }
 
+// stack reads the flags. pods adds the patterns of the engines in Kubernetes.
+func (g *gateway) stack(pods func(stackLogic)) {
+	host, port := g.address("host", "0.0.0.0", "port", 8001)
+	g.doc.set("server", "listen", text(net.JoinHostPort(host, port)), g.key("host")+", "+g.key("port"))
+	logic := g.stackPlace()
+	g.stackEngines(logic)
+	if n, ok := g.integer("max-instance-failover-reroute-attempts", 0, 999); ok {
+		g.doc.set("retry", "attempts", number(n+1), g.key("max-instance-failover-reroute-attempts")+" and the first try")
+	}
+	kind, ok := g.text("service-discovery")
+	switch {
+	case !ok || kind == "static" || kind == "external-only":
+	case strings.HasPrefix(kind, "k8s"):
+		pods(logic)
+		g.warn(g.file, g.line("service-discovery"), g.key("service-discovery"), samplePods)
+	default:
+		g.problem(g.file, g.line("service-discovery"), g.key("service-discovery"), "want static, k8s or external-only")
+	}
+	g.dropped(g.doc)
+	if g.doc.engines() == 0 && !strings.HasPrefix(kind, "k8s") && len(g.problems) == 0 {
+		g.warn(g.file, 0, "", "the input names no engine")
+	}
+}
+
 func stackFlags() map[string]flagSpec {
 	specs := map[string]flagSpec{}
-	for _, name := range []string{"host", "port", "service-discovery", "static-backends", "static-models", "static-model-labels",
-		"prefill-model-labels", "decode-model-labels", "routing-logic", "session-key", "k8s-port", "k8s-namespace", "k8s-label-selector"} {
+	for _, name := range []string{"host", "port", "service-discovery", "static-backends", "static-models", "static-model-labels", "static-aliases",
+		"prefill-model-labels", "decode-model-labels", "routing-logic", "session-key", "k8s-port", "k8s-namespace", "k8s-label-selector",
+		"max-instance-failover-reroute-attempts"} {
 		specs[name] = flagSpec{arity: takesOne}
 	}
 	const stats = "metrics are on the admin address; the proxy logs no statistics"
 	const sentry = "errors are in the log and in pdproxy_fallbacks_total"
-	const files = "no files and batches are stored"
+	const files = "the proxy stores no files and batches: requests to /v1/files and /v1/batches get 404"
 	const lmcache = "kv_aware follows the engines' KV events; there is no LMCache controller"
 	const probes = "the proxy probes each engine with the cheap path of its connector: [health]"
 	const trace = "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy"
-	const file = "its content replaces flags: import the flags that it holds"
+	const file = "the file is not read, and its content replaces flags: import the flags that it holds"
+	const semantic = "there is no semantic cache: an engine computes each answer"
+	const watch = "a watch is renewed without a gap"
+	one := func(note string) flagSpec { return flagSpec{arity: takesOne, note: note} }
+	lost := func(note string, off ...string) flagSpec {
+		return flagSpec{arity: takesOne, note: note, lost: true, off: off}
+	}
 	maps.Copy(specs, map[string]flagSpec{
-		"static-aliases":                       {arity: takesOne, note: "[[model]] alias_of gives a model another name", trap: "not imported: write it as [[model]] alias_of; until then clients must ask for the engine's own model name"},
-		"static-model-types":                   {arity: takesOne, note: probes},
-		"static-backend-health-checks":         {note: probes},
-		"backend-health-check-timeout-seconds": {arity: takesOne, note: probes},
-		"k8s-service-discovery-type":           {arity: takesOne, note: "endpoints of a Service are engines"},
-		"k8s-watcher-timeout-seconds":          {arity: takesOne, note: "a watch is renewed without a gap"},
-		"k8s-service-discovery-timeout":        {arity: takesOne, note: "a watch is renewed without a gap"},
-		"lmcache-controller-port":              {arity: takesOne, note: lmcache},
-		"lmcache-health-check-interval":        {arity: takesOne, note: lmcache},
-		"lmcache-worker-timeout":               {arity: takesOne, note: lmcache},
-		"kv-aware-threshold":                   {arity: takesOne, note: "kv_aware compares seconds of work, not matched tokens with a threshold"},
-		"callbacks":                            {arity: takesOne, note: "a filter plugin sees requests and answers"},
-		"request-rewriter":                     {arity: takesOne, note: "a filter plugin can change requests"},
-		"enable-batch-api":                     {note: files},
-		"file-storage-class":                   {arity: takesOne, note: files},
-		"file-storage-path":                    {arity: takesOne, note: files},
-		"batch-processor":                      {arity: takesOne, note: files},
-		"engine-stats-interval":                {arity: takesOne, note: "loads are read with each probe: health.interval"},
-		"request-stats-window":                 {arity: takesOne, note: stats},
-		"log-stats":                            {note: stats},
-		"log-stats-interval":                   {arity: takesOne, note: stats},
-		"dynamic-config-yaml":                  {arity: takesOne, note: file, trap: "the file is not read"},
-		"dynamic-config-json":                  {arity: takesOne, note: file, trap: "the file is not read"},
-		"feature-gates":                        {arity: takesOne, note: "semantic caches and filters for personal data are plugins"},
-		"semantic-cache-model":                 {arity: takesOne, note: "there is no semantic cache"},
-		"semantic-cache-dir":                   {arity: takesOne, note: "there is no semantic cache"},
-		"semantic-cache-threshold":             {arity: takesOne, note: "there is no semantic cache"},
-		"log-level":                            {arity: takesOne, note: "is a flag of pdproxy run: --log-level debug, info, warn or error"},
-		"sentry-dsn":                           {arity: takesOne, note: sentry},
-		"sentry-traces-sample-rate":            {arity: takesOne, note: sentry},
-		"sentry-profile-session-sample-rate":   {arity: takesOne, note: sentry},
-		"otel-endpoint":                        {arity: takesOne, note: trace, trap: "pdproxy sends spans over HTTP (port 4318 of most collectors), the other proxy over gRPC (4317)"},
-		"otel-service-name":                    {arity: takesOne, note: "set OTEL_SERVICE_NAME in the environment of pdproxy"},
-		"otel-secure":                          {note: trace},
+		"static-model-types":                          one(probes),
+		"static-backend-health-checks":                {note: probes},
+		"static-backend-health-check-interval":        one(probes),
+		"static-backend-health-check-timeout-seconds": one(probes),
+		"backend-health-check-timeout-seconds":        one(probes),
+		"k8s-service-discovery-type":                  one("the endpoints of a Service are engines; the proxy calls each pod by its address"),
+		"k8s-watcher-timeout-seconds":                 one(watch),
+		"k8s-service-discovery-timeout":               one(watch),
+		"lmcache-controller-port":                     one(lmcache),
+		"lmcache-controller-reply-port":               one(lmcache),
+		"lmcache-controller-heartbeat-port":           one(lmcache),
+		"lmcache-health-check-interval":               one(lmcache),
+		"lmcache-worker-timeout":                      one(lmcache),
+		"kv-aware-threshold":                          one("kv_aware compares seconds of work, not matched tokens with a threshold"),
+		"prefix-min-match-length":                     {arity: takesOne, off: []string{"0"}, note: "kv_aware compares seconds of work, and counts a short match for as much as it saves"},
+		"root-path":                                   lost("the proxy serves its routes at / only: clients that send this path before /v1 get 404", "/"),
+		"callbacks":                                   lost("the proxy runs no Python callbacks: a filter plugin can see and change requests and answers"),
+		"request-rewriter":                            lost("the proxy does not rewrite requests: a filter plugin can change them", "noop"),
+		"enable-batch-api":                            {note: files, lost: true},
+		"file-storage-class":                          one(files),
+		"file-storage-path":                           one(files),
+		"batch-processor":                             one(files),
+		"engine-stats-interval":                       one("loads are read with each probe: health.interval"),
+		"request-stats-window":                        one(stats),
+		"log-stats":                                   {note: stats},
+		"log-stats-interval":                          one(stats),
+		"dynamic-config-yaml":                         lost(file),
+		"dynamic-config-json":                         lost(file),
+		"external-providers-config":                   lost("the file is not read: write each provider as [[remote]], and its model as fallback of a [[model]]"),
+		"feature-gates":                               lost("semantic caches and the search for personal data are not part of the proxy: a filter plugin can do both"),
+		"semantic-cache-model":                        one(semantic),
+		"semantic-cache-dir":                          one(semantic),
+		"semantic-cache-threshold":                    one(semantic),
+		"log-level":                                   one("is a flag of pdproxy run: --log-level debug, info, warn or error"),
+		"log-format":                                  one("is a flag of pdproxy run: --log-format text or json"),
+		"sentry-dsn":                                  one(sentry),
+		"sentry-traces-sample-rate":                   one(sentry),
+		"sentry-profile-session-sample-rate":          one(sentry),
+		"otel-endpoint":                               {arity: takesOne, note: trace, trap: "pdproxy sends spans over HTTP (port 4318 of most collectors), the other proxy over gRPC (4317)"},
+		"otel-service-name":                           one("set OTEL_SERVICE_NAME in the environment of pdproxy"),
+		"otel-secure":                                 {arity: takesSwitch, note: trace},
 	})
 	return specs
 }
 
-// stackPlace reads the routing logic and reports whether prefill and decode run on
-// separate engines.
-func (g *gateway) stackPlace() (disaggregated bool) {
-	logic, ok := g.text("routing-logic")
-	place, why := "round_robin", ""
+// stackLogic is a value of --routing-logic.
+type stackLogic struct {
+	place, why string
+	// connector is that of separate engines for prefill and decode; "": engines serve whole
+	// requests.
+	connector string
+	trap      string
+}
+
+// stackLogics are the values of --routing-logic in src/vllm_router/parsers/parser.py, release
+// 0.1.13; their meaning is in src/vllm_router/routers/routing_logic.py.
+func stackLogics() map[string]stackLogic {
+	return map[string]stackLogic{
+		"roundrobin":  {place: "round_robin"},
+		"session":     {place: "conversation", why: "sessions keep their engines by a table, not by a hash"},
+		"prefixaware": {place: "kv_aware", why: "the proxy remembers which engine has which prefix, and also counts queued work"},
+		"loadaware":   {place: "kv_aware", why: "the cached part of the prompt against the load, in seconds of work instead of shares"},
+		"kvaware": {place: "kv_aware", why: "by the engines' KV events where kv_events is set",
+			trap: "set kv_events of each engine (vLLM: --kv-events-config); without them the proxy assumes that an engine keeps the prompts that it was sent"},
+		"priority": {place: "least_load", why: "the class of a request decides its place in the queue: [[priority_class]]",
+			trap: "name the classes of clients by [[priority_class]] and limits.priority_header: without them all requests have one class"},
+		// The router sends two requests and passes no kv_transfer_params: the engines share KV
+		// through LMCache.
+		"disaggregated_prefill": {place: "least_load", why: "by requests and tokens in flight", connector: config.ConnectorVLLMStore,
+			trap: "the router names no KV connector: vllm-store (engines share KV through LMCache) is assumed; with NIXL set connector = \"vllm-nixl\""},
+		// The router passes the kv_transfer_params of the prefill's answer to decode and takes
+		// turns on both sides.
+		"disaggregated_prefill_orchestrated": {place: "round_robin", connector: config.ConnectorVLLMNixl},
+	}
+}
+
+// stackPlace reads the routing logic.
+func (g *gateway) stackPlace() stackLogic {
+	name, ok := g.text("routing-logic")
+	logics := stackLogics()
+	logic, known := logics[name]
 	switch {
 	case !ok:
-		g.problem(g.file, 0, "--routing-logic", "is required")
-	case logic == "roundrobin":
-	case logic == "session":
+		g.problem(g.file, 0, g.key("routing-logic"), "is required")
+		return logic
+	case !known:
+		g.problem(g.file, g.line("routing-logic"), g.key("routing-logic"), "want one of %s", strings.Join(slices.Sorted(maps.Keys(logics)), ", "))
+		return logic
+	}
+	if name == "session" {
 		key, ok := g.text("session-key")
-		if !ok {
-			g.problem(g.file, g.line("routing-logic"), "--session-key", "is required with --routing-logic session")
+		if !ok || key == "" {
+			g.problem(g.file, g.line("routing-logic"), g.key("session-key"), "is required with the routing logic session")
 		}
-		place, why = "conversation", "sessions keep their engines by a table, not by a hash"
-		g.doc.set("conversation", "headers", list([]string{key}), "--session-key")
-	case logic == "prefixaware":
-		place, why = "kv_aware", "the proxy remembers which engine has which prefix, and also counts queued work"
-	case logic == "kvaware":
-		place, why = "kv_aware", "by the engines' KV events where kv_events is set"
-		g.warn(g.file, g.line("routing-logic"), "--routing-logic", "set kv_events of each engine (vLLM: --kv-events-config); without them the proxy assumes that an engine keeps the prompts that it was sent")
-	case logic == "disaggregated_prefill":
-		disaggregated, place, why = true, "least_load", "by requests and tokens in flight"
-	case logic == "priority":
-		place, why = "least_load", "the proxy has no priorities"
-		g.warn(g.file, g.line("routing-logic"), "--routing-logic", "priority: the proxy does not order requests by priority")
-	default:
-		g.problem(g.file, g.line("routing-logic"), "--routing-logic", "want roundrobin, session, kvaware, prefixaware, disaggregated_prefill or priority")
+		g.doc.set("conversation", "headers", list([]string{key}), g.key("session-key"))
 	}
-	g.doc.set("policy", "place", text(place), strings.TrimSuffix("--routing-logic "+printable(logic)+"; "+why, "; "))
-	if disaggregated {
-		g.warn(g.file, g.line("routing-logic"), "--routing-logic", "the router names no KV connector: vllm-store (engines share KV through LMCache) is assumed; with NIXL set connector = \"vllm-nixl\"")
+	g.doc.set("policy", "place", text(logic.place), strings.TrimSuffix(g.key("routing-logic")+" "+name+"; "+logic.why, "; "))
+	if logic.trap != "" {
+		g.warn(g.file, g.line("routing-logic"), g.key("routing-logic"), "%s", logic.trap)
 	}
-	return disaggregated
+	return logic
 }
 
 // stackEngines writes the static engines.
-func (g *gateway) stackEngines(disaggregated bool) {
+func (g *gateway) stackEngines(logic stackLogic) {
 	backends, models, labels := g.items("static-backends"), g.items("static-models"), g.items("static-model-labels")
 	if len(models) > 0 && len(models) != len(backends) {
-		g.problem(g.file, g.line("static-models"), "--static-models", "holds %d models, and --static-backends %d URLs: each URL needs one", len(models), len(backends))
+		g.problem(g.file, g.line("static-models"), g.key("static-models"), "holds %d models, and %s %d URLs: each URL needs one", len(models), g.key("static-backends"), len(backends))
 		return
 	}
-	if disaggregated && len(labels) != len(backends) {
-		g.problem(g.file, g.line("static-model-labels"), "--static-model-labels", "holds %d labels, and --static-backends %d URLs: disaggregated_prefill needs one for each URL", len(labels), len(backends))
+	if logic.connector != "" && len(labels) != len(backends) {
+		g.problem(g.file, g.line("static-model-labels"), g.key("static-model-labels"), "holds %d labels, and %s %d URLs: the routing logic needs one for each URL", len(labels), g.key("static-backends"), len(backends))
 		return
 	}
 	for i, at := range backends {
 		e := gatewayEngine{flag: "static-backends", at: at, name: "e" + strconv.Itoa(i), role: config.RoleBoth, connector: config.ConnectorNone}
-		if disaggregated {
-			e.role, e.connector = g.stackRole(labels[i]), config.ConnectorVLLMStore
+		if logic.connector != "" {
+			role, ok := g.stackRole(labels[i].text)
+			if !ok {
+				g.problem(g.file, labels[i].line, g.key("static-model-labels"), "a label is neither in %s nor in %s", g.key("prefill-model-labels"), g.key("decode-model-labels"))
+			}
+			e.role, e.connector = role, logic.connector
 			e.name = e.role[:1] + strconv.Itoa(i)
 		}
 		before := g.doc.engines()
 		g.addEngine(e)
 		if len(models) > 0 && g.doc.engines() > before {
-			g.doc.sections[len(g.doc.sections)-1].set("model", text(models[i].text), "--static-models")
+			g.doc.sections[len(g.doc.sections)-1].set("model", text(models[i].text), g.key("static-models"))
 		}
+	}
+	g.stackAliases()
+}
+
+// stackAliases reads the names of models: --static-aliases gpt:llama,other:mistral.
+func (g *gateway) stackAliases() {
+	for _, at := range g.items("static-aliases") {
+		name, model, ok := strings.Cut(at.text, ":")
+		if !ok {
+			g.problem(g.file, at.line, g.key("static-aliases"), "want ALIAS:MODEL, separated by commas")
+			continue
+		}
+		m := g.doc.add("model")
+		m.set("name", text(name), g.key("static-aliases"))
+		m.set("alias_of", text(model), "")
 	}
 }
 
 // stackRole returns the role of an engine with that label.
-func (g *gateway) stackRole(label word) string {
-	named := func(flag string) bool {
-		return slices.ContainsFunc(g.items(flag), func(w word) bool { return w.text == label.text })
-	}
+func (g *gateway) stackRole(label string) (role string, ok bool) {
 	switch {
-	case named("prefill-model-labels"):
-		return config.RolePrefill
-	case named("decode-model-labels"):
-		return config.RoleDecode
+	case slices.Contains(texts(g.items("prefill-model-labels")), label):
+		return config.RolePrefill, true
+	case slices.Contains(texts(g.items("decode-model-labels")), label):
+		return config.RoleDecode, true
 	}
-	g.problem(g.file, label.line, "--static-model-labels", "a label is neither in --prefill-model-labels nor in --decode-model-labels")
-	return config.RoleBoth
+	return config.RoleBoth, false
 }
 
-// stackPods notes the settings of the discovery of pods.
-func (g *gateway) stackPods(kind string) {
-	if !strings.HasPrefix(kind, "k8s") {
-		g.problem(g.file, g.line("service-discovery"), "--service-discovery", "want static or k8s")
-		return
-	}
+// stackLabels adds the patterns of the engines that the router finds by the label model of
+// their pods.
+func (g *gateway) stackLabels(logic stackLogic) {
 	port, ok := g.integer("k8s-port", 1, 65535)
 	if !ok {
 		port = 8000
@@ -182,9 +250,21 @@ func (g *gateway) stackPods(kind string) {
 	if !ok {
 		namespace = "default"
 	}
-	g.doc.note("--service-discovery k8s", "add a Service over the pods, and [[discovery.kubernetes.engine]] with url = \"http://SERVICE.%s:%d\"", namespace, port)
-	if selector, ok := g.text("k8s-label-selector"); ok && selector != "" {
-		g.doc.note("--k8s-label-selector", "%s: the selector of the Service", selector)
+	selector, _ := g.text("k8s-label-selector")
+	g.doc.kubernetes(namespace, selector)
+	add := func(name, role, connector, comment string) {
+		g.doc.pattern(pattern{name: name, service: name, namespace: namespace, port: port, role: role, connector: connector, comment: comment})
 	}
-	g.warn(g.file, g.line("service-discovery"), "--service-discovery", "the result lacks the engines that the router finds by label")
+	if logic.connector == "" {
+		add("vllm", config.RoleBoth, config.ConnectorNone, "a Service whose selector is "+cmp.Or(selector, "that of the engines"))
+		return
+	}
+	labels := slices.Concat(g.items("prefill-model-labels"), g.items("decode-model-labels"))
+	if len(labels) == 0 {
+		g.problem(g.file, g.line("routing-logic"), g.key("prefill-model-labels"), "is required with this routing logic, and %s", g.key("decode-model-labels"))
+	}
+	for _, label := range labels {
+		role, _ := g.stackRole(label.text)
+		add(label.text, role, logic.connector, "a Service whose selector is model="+label.text)
+	}
 }

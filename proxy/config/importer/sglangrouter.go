@@ -58,13 +58,13 @@ func sglangFlags() map[string]flagSpec {
 		"bucket-adjust-interval-secs": one("kv_aware keeps the work of all engines even"),
 		"prometheus-duration-buckets": {arity: takesMany, note: "the buckets are fixed"},
 		"disable-health-check":        {note: "pdproxy always probes engines, by calls that generate nothing"},
-		"client-cert-path":            one("pdproxy shows engines no certificate"),
+		"client-cert-path":            {arity: takesOne, lost: true, note: "pdproxy shows engines no certificate: engines that want one refuse the proxy"},
 		"client-key-path":             one("pdproxy shows engines no certificate"),
 		"model-path":                  one(tokenizer), "tokenizer-path": one(tokenizer), "chat-template": one(tokenizer),
 		"tokenizer-cache-enable-l0": {note: tokenCache}, "tokenizer-cache-enable-l1": {note: tokenCache},
 		"tokenizer-cache-l0-max-entries": one(tokenCache), "tokenizer-cache-l1-max-memory": one(tokenCache),
 		"reasoning-parser": one(parsers), "tool-call-parser": one(parsers),
-		"mcp-config-path": one("pdproxy calls no tools"),
+		"mcp-config-path": {arity: takesOne, lost: true, note: "pdproxy calls no tools: requests that rely on the tools of these servers get no results from them"},
 		"enable-wasm":     {note: "the router's modules are components of another interface; pdproxy's filters are proxy-wasm modules, [[plugin]]"},
 		"enable-mesh":     {note: mesh}, "mesh-server-name": one(mesh), "mesh-host": one(mesh), "mesh-port": one(mesh),
 		"mesh-advertise-host":   one(mesh),
@@ -72,16 +72,16 @@ func sglangFlags() map[string]flagSpec {
 		"log-json":              {note: "is a flag of pdproxy run: --log-format json"},
 		"load-monitor-interval": one("health.load_interval"),
 		"served-model-name":     one("pdproxy uses the model names that an engine reports; engine.model sets one"),
-		"epd-disaggregation":    {note: encode, trap: encode}, "encode": {arity: takesURL, note: encode},
+		"epd-disaggregation":    {note: encode, lost: true}, "encode": {arity: takesURL, note: encode},
 		"encode-policy": one(encode), "encode-selector": {arity: takesMany, note: encode},
 		"oracle-wallet-path": one(store), "oracle-tns-alias": one(store), "oracle-dsn": one(store), "oracle-connect-descriptor": one(store),
 		"oracle-user": one(store), "oracle-username": one(store), "oracle-password": one(store), "oracle-pool-min": one(store),
 		"oracle-pool-max": one(store), "oracle-pool-timeout-secs": one(store), "postgres-db-url": one(store),
 		"postgres-pool-max": one(store), "postgres-pool-max-size": one(store), "redis-url": one(store), "redis-pool-max": one(store),
 		"redis-retention-days": one(store),
-		"jwt-issuer":           {arity: takesOne, note: jwt, trap: trap}, "jwt-audience": one(jwt), "jwt-jwks-uri": one(jwt),
+		"jwt-issuer":           {arity: takesOne, note: trap, lost: true}, "jwt-audience": one(jwt), "jwt-jwks-uri": one(jwt),
 		"jwt-role-claim": one(jwt), "jwt-role-mapping": {arity: takesMany, note: jwt},
-		"control-plane-api-keys": {arity: takesMany, note: jwt, trap: trap},
+		"control-plane-api-keys": {arity: takesMany, note: trap, lost: true},
 		"disable-audit-logging":  {note: jwt}, "control-plane-audit-enabled": {note: jwt},
 	})
 	return specs
@@ -100,7 +100,7 @@ func (g *gateway) tls() {
 		g.doc.set("server.tls", "key", text(key), "--tls-key-path")
 	}
 	if cas := g.all("ca-cert-paths"); len(cas) > 1 {
-		g.doc.note("--ca-cert-paths", "engine.ca is one file: put the certificates of all %d into one", len(cas))
+		g.doc.note(g.line("ca-cert-paths"), "--ca-cert-paths", "engine.ca is one file: put the certificates of all %d into one", len(cas))
 	}
 }
 
@@ -110,7 +110,7 @@ func (g *gateway) sglangBackend() {
 		switch b, ok := g.text(flag); {
 		case !ok || b == "sglang":
 		case b == "openai" || b == "vllm" || b == "trtllm" || b == "anthropic":
-			g.doc.note("--"+flag, "%s: every engine of connector none is called as an OpenAI endpoint", b)
+			g.doc.note(g.line(flag), "--"+flag, "%s: every engine of connector none is called as an OpenAI endpoint", b)
 			if g.disaggregated {
 				g.warn(g.file, g.line(flag), "--"+flag, "the result has connector sglang: set another connector for other engines")
 			}
@@ -125,7 +125,7 @@ func (g *gateway) sglangTraps() {
 	if !g.on("dp-aware") {
 		return
 	}
-	g.doc.note("--dp-aware", "pdproxy reads each engine's number of ranks (engine.ranks) and always chooses one")
+	g.doc.note(g.line("dp-aware"), "--dp-aware", "pdproxy reads each engine's number of ranks (engine.ranks) and always chooses one")
 	if g.disaggregated {
 		g.warn(g.file, g.line("dp-aware"), "--dp-aware", "with the engines' default load balance method most pairs fail in the router (follow_bootstrap_room conflict); pdproxy's ids contain the rank")
 	}

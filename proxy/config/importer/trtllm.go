@@ -65,8 +65,8 @@ type server struct {
 	prefix, role string // of the engines' names
 	router       router
 	engines      []trtllmEngine
-	// arguments are names of keys that belong to the workers.
-	arguments []string
+	// arguments are keys that belong to the workers.
+	arguments []tableEntry
 }
 
 // keepNames records which of these keys a section itself has. Call keepNames before
@@ -74,7 +74,7 @@ type server struct {
 func (s *server) keepNames(keys ...string) {
 	for _, key := range keys {
 		if e, found := s.find(key); found && !e.inherited {
-			s.arguments = append(s.arguments, key)
+			s.arguments = append(s.arguments, e)
 		}
 	}
 }
@@ -127,7 +127,7 @@ func (r *trtllm) front(root *table) {
 	if n, _, ok := r.integer(root, "server_keep_alive_timeout", 1, 1_000_000); ok {
 		r.doc.set("server", "idle_timeout", seconds(float64(n)), "server_keep_alive_timeout")
 	}
-	r.doc.note("request bodies", "TensorRT-LLM has no limit; pdproxy's limit is server.max_body, 16MiB by default")
+	r.doc.note(0, "request bodies", "TensorRT-LLM has no limit; pdproxy's limit is server.max_body, 16MiB by default")
 	if adminPort := 9090; port == adminPort {
 		r.doc.set("admin", "listen", text("127.0.0.1:9091"), "the public port is the default port of admin.listen")
 	}
@@ -142,13 +142,13 @@ func (r *trtllm) timeouts(total time.Duration) {
 
 // fleet reads the processes that share the port, and their ids.
 func (r *trtllm) fleet(root *table) {
-	workers, _, _ := r.integer(root, "num_workers", 1, 64)
+	workers, at, _ := r.integer(root, "num_workers", 1, 64)
 	url, e, coordinator := r.text(root, "disagg_coordinator_url")
 	if workers > 1 || coordinator && workers == 1 {
 		r.doc.set("fleet", "workers", number(workers), "num_workers")
 	}
 	if workers > 1 && !coordinator {
-		r.doc.note("num_workers", "in TensorRT-LLM workers of other hosts connect to port - 1 of the coordinator; in pdproxy to fleet.listen, by default a private socket")
+		r.doc.note(at.line, "num_workers", "in TensorRT-LLM workers of other hosts connect to port - 1 of the coordinator; in pdproxy to fleet.listen, by default a private socket")
 	}
 	if coordinator {
 		address, http := strings.CutPrefix(strings.TrimSuffix(url, "/"), "http://")
@@ -164,7 +164,7 @@ func (r *trtllm) fleet(root *table) {
 	if id, _, ok := r.integer(root, "node_id", 0, 255); ok {
 		r.doc.set("fleet", "node_id", number(id), "node_id")
 	} else {
-		r.doc.note("node_id", "not set: TensorRT-LLM derives it from the MAC address, pdproxy uses 0; proxies on several hosts with the same engines need different values of fleet.node_id")
+		r.doc.note(0, "node_id", "not set: TensorRT-LLM derives it from the MAC address, pdproxy uses 0; proxies on several hosts with the same engines need different values of fleet.node_id")
 	}
 }
 
@@ -194,15 +194,15 @@ func (r *trtllm) cluster(root *table) {
 	}
 	name, _, _ := r.text(c, "cluster_name")
 	r.doc.set("discovery.trtllm", "cluster_name", text(name), "disagg_cluster.cluster_name")
-	minimal, _, found := r.sub(c, "minimal_instances")
+	minimal, at, found := r.sub(c, "minimal_instances")
 	r.integer(minimal, "context_servers", 0, 1<<20)
 	r.integer(minimal, "generation_servers", 0, 1<<20)
 	if found {
-		r.doc.note("disagg_cluster.minimal_instances", "pdproxy serves requests as soon as one engine of each role is ready")
+		r.doc.note(at.line, "disagg_cluster.minimal_instances", "pdproxy serves requests as soon as one engine of each role is ready")
 	}
 	for _, key := range []string{"heartbeat_interval_sec", "inactive_timeout_sec"} {
-		if _, _, ok := r.integer(c, key, 0, 1<<20); ok {
-			r.doc.note("disagg_cluster."+key, "is for the workers: they set their own leases")
+		if _, e, ok := r.integer(c, key, 0, 1<<20); ok {
+			r.doc.note(e.line, "disagg_cluster."+key, "is for the workers: they set their own leases")
 		}
 	}
 	for _, t := range []*table{c, minimal} {
@@ -254,8 +254,8 @@ func (r *trtllm) behaviour(root *table) {
 		{"gen_tokids_ctxbytes", "pdproxy passes token ids as a list of numbers; the answers are the same"},
 		{"gen_strip_message_history", "pdproxy sends all messages to generation, which reads the token ids instead"},
 	} {
-		if on, _, ok := r.boolean(root, b.key); ok && on {
-			r.doc.note(b.key, "%s", b.note)
+		if on, e, ok := r.boolean(root, b.key); ok && on {
+			r.doc.note(e.line, b.key, "%s", b.note)
 		}
 	}
 }
@@ -263,11 +263,11 @@ func (r *trtllm) behaviour(root *table) {
 // observability reads the settings of metrics and traces.
 func (r *trtllm) observability(root *table) {
 	r.integer(root, "perf_metrics_max_requests", 0, 1<<40)
-	on, _, ok := r.boolean(root, "return_perf_metrics")
-	_, _, dir := r.text(root, "perf_metrics_output_dir")
+	on, at, ok := r.boolean(root, "return_perf_metrics")
+	_, out, dir := r.text(root, "perf_metrics_output_dir")
 	if dir || ok && on {
 		r.doc.set("trtllm", "perf_metrics", value("true"), "return_perf_metrics; the workers themselves need it too")
-		r.doc.note("return_perf_metrics, perf_metrics_output_dir", "GET /perf_metrics and /v1/explain on the admin address show the times, and clients can request them; pdproxy writes no file")
+		r.doc.note(max(at.line, out.line), "return_perf_metrics, perf_metrics_output_dir", "GET /perf_metrics and /v1/explain on the admin address show the times, and clients can request them; pdproxy writes no file")
 	}
 	o, e, found := r.sub(root, "otlp_config")
 	r.text(o, "otlp_traces_endpoint")
@@ -275,7 +275,7 @@ func (r *trtllm) observability(root *table) {
 		r.problem(r.file, left.line, o.name(left.key), "unknown key")
 	}
 	if found {
-		r.doc.note("otlp_config.otlp_traces_endpoint", "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy")
+		r.doc.note(e.line, "otlp_config.otlp_traces_endpoint", "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy")
 		r.warn(r.file, e.line, "otlp_config.otlp_traces_endpoint", "pdproxy sends spans over HTTP (port 4318 of most collectors), the other proxy over gRPC (4317)")
 	}
 }
@@ -295,19 +295,18 @@ func (r *trtllm) inherit(root, ctx, gen *table) {
 			}
 		}
 	}
-	var names []string
 	for _, e := range root.entries {
 		if near, ok := nearest(e.key, trtllmKeys()); ok {
 			r.warn(r.file, e.line, e.key, "has no effect in TensorRT-LLM; is %s meant?", near)
 		}
 		if !slices.Contains([]string{"num_instances", "urls", "router"}, e.key) {
-			names = append(names, e.key)
+			r.doc.note(e.line, e.key, argument)
 		}
 	}
-	if len(names) > 0 {
-		r.doc.note("top level", "arguments of the workers: %s", strings.Join(names, ", "))
-	}
 }
+
+// argument is the consequence of a key that the orchestrator passes to its workers.
+const argument = "is an argument of the workers, which keep it: pdproxy does not read it"
 
 // trtllmKeys returns the keys of the top level.
 func trtllmKeys() []string {
@@ -336,11 +335,11 @@ func (r *trtllm) servers(s *server) {
 	}
 	for _, left := range s.entries {
 		if !left.inherited {
-			s.arguments = append(s.arguments, left.key)
+			s.arguments = append(s.arguments, left)
 		}
 	}
-	if len(s.arguments) > 0 {
-		r.doc.note(s.path, "arguments of the workers: %s", strings.Join(s.arguments, ", "))
+	for _, e := range s.arguments {
+		r.doc.note(e.line, s.name(e.key), argument)
 	}
 }
 

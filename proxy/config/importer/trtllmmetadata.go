@@ -56,7 +56,7 @@ func (r *trtllm) metadata(t *table) {
 	if x, _, ok := r.float(t, "health_check_timeout", 0.001, 1e6); ok {
 		r.doc.set("health", "timeout", seconds(x), "health_check_timeout")
 	}
-	r.doc.note("metadata server", "TensorRT-LLM deletes the keys of dead workers; pdproxy deletes no keys of other processes")
+	r.doc.note(0, "metadata server", "TensorRT-LLM deletes the keys of dead workers; pdproxy deletes no keys of other processes")
 	for _, left := range t.entries {
 		r.problem(r.file, left.line, left.key, "unknown key")
 	}

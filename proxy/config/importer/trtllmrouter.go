@@ -96,9 +96,9 @@ func (r *trtllm) arguments(args *table) {
 		n := resolve(e.value)
 		switch {
 		case n.Kind != yaml.ScalarNode || secretName(e.key):
-			r.doc.note(args.name(e.key), "pdproxy import omits the value")
+			r.doc.note(e.line, args.name(e.key), "has no equivalent; pdproxy import omits the value")
 		default:
-			r.doc.note(args.name(e.key), "%s", string(text(n.Value)))
+			r.doc.note(e.line, args.name(e.key), "%s has no equivalent: the policy places without it", string(text(n.Value)))
 		}
 	}
 }
@@ -127,7 +127,7 @@ func (r *trtllm) place(ctx, gen *server) {
 			r.doc.set("conversation", "capacity", number(min(n, maxConversations)), "max_sessions")
 		}
 		if has(routerKV) {
-			r.doc.note("router kv_cache_aware", "this policy uses the conversation's home only; place = \"kv_aware\" also uses the cached blocks")
+			r.doc.note(max(a.line, b.line), "router kv_cache_aware", "this policy uses the conversation's home only; place = \"kv_aware\" also uses the cached blocks")
 		}
 	case has(routerKV):
 		r.doc.set("policy", "place", text("trtllm_kv_cache_aware"), from+"; the score of TensorRT-LLM; kv_aware counts estimated seconds instead")
@@ -140,7 +140,7 @@ func (r *trtllm) place(ctx, gen *server) {
 		r.doc.set("policy", "place", text("round_robin"), from)
 	}
 	if a.kind != b.kind {
-		r.doc.note("router", "%s of context_servers and %s of generation_servers: one policy places both legs", a.kind, b.kind)
+		r.doc.note(max(a.line, b.line), "router", "%s of context_servers and %s of generation_servers: one policy places both legs", a.kind, b.kind)
 	}
 }
 
@@ -160,6 +160,6 @@ func (r *trtllm) batch(a, b router) {
 		r.doc.set("policy.params.trtllm_kv_cache_aware", "max_batch_size", float(float64(n)), "max_batch_size")
 	}
 	if a.kind == routerKV && b.kind == routerKV && a.maxBatch > 0 && b.maxBatch > 0 && a.maxBatch != b.maxBatch {
-		r.doc.note("generation_servers.max_batch_size", "%d; one number holds for both legs", b.maxBatch)
+		r.doc.note(b.line, "generation_servers.max_batch_size", "%d; one number holds for both legs", b.maxBatch)
 	}
 }

@@ -19,8 +19,16 @@ func VLLMRouter(f File) (Result, error) {
 		defaults: gatewayDefaults{host: "127.0.0.1", metrics: "127.0.0.1", concurrent: 32768,
 			fields: []string{"session_params.session_id"}},
 	}
-	g.disaggregated = g.pairsWanted("vllm-pd-disaggregation")
-	ranks, _ := g.integer("intra-node-data-parallel-size", 1, 1<<16)
+	// Earlier versions had two flags under the names that they have in SGLang's gateway.
+	split := "vllm-pd-disaggregation"
+	if g.on("pd-disaggregation") {
+		split = "pd-disaggregation"
+	}
+	g.disaggregated = g.pairsWanted(split)
+	ranks, ok := g.integer("intra-node-data-parallel-size", 1, 1<<16)
+	if !ok {
+		ranks, _ = g.integer("data-parallel-size", 1, 1<<16)
+	}
 	if g.disaggregated {
 		g.vllmPairs(ranks)
 	} else {
@@ -35,21 +43,23 @@ func VLLMRouter(f File) (Result, error) {
 
 func vllmFlags() map[string]flagSpec {
 	specs := sharedFlags()
-	specs["vllm-pd-disaggregation"] = flagSpec{}
-	for _, name := range []string{"vllm-discovery-address", "kv-connector", "intra-node-data-parallel-size", "runtime"} {
+	specs["vllm-pd-disaggregation"], specs["pd-disaggregation"] = flagSpec{}, flagSpec{}
+	for _, name := range []string{"vllm-discovery-address", "kv-connector", "intra-node-data-parallel-size", "data-parallel-size", "runtime"} {
 		specs[name] = flagSpec{arity: takesOne}
 	}
 	const wasm = "the router's modules are components of another interface; pdproxy's filters are proxy-wasm modules, [[plugin]]"
 	const trace = "OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG in the environment of pdproxy"
 	maps.Copy(specs, map[string]flagSpec{
-		"api-key-validation-urls": {arity: takesMany, note: "keys of clients are in server.auth.keys_file",
-			trap: "pdproxy calls no URL to check clients' keys: without server.auth.keys_file any client may call"},
+		"api-key-validation-urls": {arity: takesMany, lost: true,
+			note: "pdproxy calls no URL to check clients' keys: without server.auth.keys_file or [[jwt]] any client may call"},
+		"dp-aware":                       {note: "pdproxy always chooses a rank of an engine with several (engine.ranks)"},
+		"epd-config":                     {arity: takesOne, lost: true, note: "add the encoders as engines of role encode: without them prefill engines encode images"},
 		"profile":                        {note: "pdproxy starts no profiling on engines"},
 		"otel-sampling-ratio":            {arity: takesOne, note: trace},
 		"otel-excluded-paths":            {arity: takesMany, note: "only exchanges have spans"},
 		"enable-program-scheduling":      {note: "place = \"conversation\" keeps the turns of a program together"},
 		"program-scheduling-config-json": {arity: takesOne, note: "place = \"conversation\" keeps the turns of a program together"},
-		"wasm-middleware":                {arity: takesOne, note: wasm},
+		"wasm-middleware":                {arity: takesOne, note: wasm, lost: true},
 		"wasm-middleware-sha256":         {arity: takesOne, note: wasm},
 		"wasm-middleware-route":          {arity: takesOne, note: wasm},
 	})
@@ -77,7 +87,7 @@ func (g *gateway) vllmPairs(ranks int) {
 		g.problem(g.file, g.line("vllm-pd-disaggregation"), "--vllm-pd-disaggregation", "needs --prefill and --decode, --vllm-discovery-address, or --service-discovery")
 	}
 	if kind == "nixl" && len(g.uses["prefill"]) > 0 && len(g.all("prefill")) > len(g.uses["prefill"]) {
-		g.doc.note("--prefill", "the bootstrap port after the URL has no effect with NIXL, in both proxies")
+		g.doc.note(g.line("prefill"), "--prefill", "the bootstrap port after the URL has no effect with NIXL, in both proxies")
 	}
 	g.pairs(connector, kind == "mooncake", ranks)
 }
@@ -103,7 +113,7 @@ func (g *gateway) vllmBackend() {
 		switch b, ok := g.text(flag); {
 		case !ok || b == "vllm":
 		case b == "openai":
-			g.doc.note("--"+flag, "openai: every engine of connector none is called as an OpenAI endpoint")
+			g.doc.note(g.line(flag), "--"+flag, "openai: every engine of connector none is called as an OpenAI endpoint")
 		case b == "trtllm" || b == "anthropic":
 			g.warn(g.file, g.line(flag), "--"+flag, "%s has no effect in the router: both proxies route requests as for vllm", b)
 		default:

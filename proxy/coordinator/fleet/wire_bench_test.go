@@ -15,10 +15,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/usage"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
@@ -99,14 +99,7 @@ func coordinatorProcess(b *testing.B, network, fleet string) (address string, cp
 	if !serving {
 		b.Fatalf("output of the coordinator process = %q, %v", line, err)
 	}
-	return address, func() time.Duration { return ownCPU() + processCPU(b, cmd.Process.Pid) }
-}
-
-// ownCPU returns the CPU time of this process.
-func ownCPU() time.Duration {
-	var u syscall.Rusage
-	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	return address, func() time.Duration { return usage.ProcessTime() + processCPU(b, cmd.Process.Pid) }
 }
 
 // processCPU returns the CPU time of another process: the sum over its threads.
@@ -145,7 +138,7 @@ func placers(b *testing.B, fleet string, run func(b *testing.B, c coordinator.Co
 	b.Run(fleet+"/local", func(b *testing.B) {
 		w := newWorld(b, benchFleets[fleet]...)
 		w.SetDecider(placetest.Builtin(b, "auto", "least_load"))
-		run(b, w.Local, ownCPU)
+		run(b, w.Local, usage.ProcessTime)
 	})
 	for name, network := range map[string]string{"wire": "unix", "tcp": "tcp"} {
 		b.Run(fleet+"/"+name, func(b *testing.B) {
@@ -218,10 +211,9 @@ func BenchmarkWirePaced(b *testing.B) {
 			}
 			running.Wait()
 			all := slices.Concat(took...)
-			slices.Sort(all)
 			b.ReportMetric(float64(len(all))/time.Since(began).Seconds(), "placements/s")
-			b.ReportMetric(float64(all[len(all)/2])/1e3, "p50-µs")
-			b.ReportMetric(float64(all[len(all)*99/100])/1e3, "p99-µs")
+			b.ReportMetric(usage.QuantileMicros(all, 0.5), "p50-µs")
+			b.ReportMetric(usage.QuantileMicros(all, 0.99), "p99-µs")
 			b.ReportMetric(float64(cpu()-before)/float64(b.N), "cpu-ns/op")
 		})
 	}
@@ -247,15 +239,14 @@ func BenchmarkScaleWorkers(b *testing.B) {
 			for i := range clients {
 				clients[i] = benchClient(b, "aggregated", "unix", address)
 			}
-			coordinator := func() time.Duration { return cpu() - ownCPU() }
+			coordinator := func() time.Duration { return cpu() - usage.ProcessTime() }
 			before := coordinator()
 			placed := len(placeFor(b, clients, n*each, length, 0))
 			b.ReportMetric(float64(placed)/length.Seconds(), "placements/s")
 			b.ReportMetric(float64((coordinator()-before).Nanoseconds())/1e3/float64(placed), "cpu-µs/placement")
 			took := placeFor(b, clients, n, length, time.Second*time.Duration(n)/rate)
-			slices.Sort(took)
-			b.ReportMetric(float64(took[len(took)/2])/1e3, "p50-µs")
-			b.ReportMetric(float64(took[len(took)*99/100])/1e3, "p99-µs")
+			b.ReportMetric(usage.QuantileMicros(took, 0.5), "p50-µs")
+			b.ReportMetric(usage.QuantileMicros(took, 0.99), "p99-µs")
 			b.ReportMetric(0, "ns/op") // the work has a fixed length
 		})
 	}

@@ -139,11 +139,12 @@ func TestReplies(t *testing.T) {
 	a := placetest.NewPlacementRequest()
 	p := w.Must(t, a)
 	p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
+	p.Facts.Scored, p.Facts.Scale = true, abi.LowWins|abi.UnitSeconds
 	b := appendPlaced(nil, new(fleetpb.Placed), a, p, nil)
 	g, charge := &granted{}, new(coordinator.Charge)
 	if err := readPlaced(b, new(fleetpb.Placed), placetest.NewPlacementRequest(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
 		!reflect.DeepEqual(g.Facts.Candidates, p.Facts.Candidates) || !reflect.DeepEqual(g.Targets, p.Targets) ||
-		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || *charge != p.Lease.Charge() {
+		!g.Facts.Scored || g.Facts.Scale != p.Facts.Scale || !reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || *charge != p.Lease.Charge() {
 		t.Errorf("readPlaced = %v, %+v", err, g.Placement)
 	}
 	for _, want := range []error{coordinator.ErrUnknownModel, coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.HeldError{Limit: 700 * time.Millisecond}, &coordinator.NoTargetError{Phase: abi.Decode, Model: "m"}, errAway} {

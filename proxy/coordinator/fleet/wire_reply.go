@@ -25,7 +25,7 @@ func appendPlaced(dst []byte, m *fleetpb.Placed, a *coordinator.PlacementRequest
 		putError(m, err)
 		return fleetpb.AppendFast(dst, m)
 	}
-	m.Result, m.Flow, m.Scored = fleetpb.Placement_PLACED, uint32(p.Flow), p.Facts.Scored
+	m.Result, m.Flow, m.Scored, m.Scale = fleetpb.Placement_PLACED, uint32(p.Flow), p.Facts.Scored, uint32(p.Facts.Scale)
 	own := (*ownNumbers)(nil)
 	m.Prefill, _ = putTarget(p.Prefill, own)
 	m.Decode, _ = putTarget(p.Decode, own)
@@ -115,7 +115,7 @@ func (g *granted) readPlaced(m *fleetpb.Placed, n Numbers, known names) bool {
 	for _, note := range m.Notes {
 		g.Notes = append(g.Notes, strings.Clone(note))
 	}
-	g.Facts.Scored = m.Scored
+	g.Facts.Scored, g.Facts.Scale = m.Scored, abi.Scale(m.Scale)
 	var rows []abi.Candidate
 	if m.RowSize == abi.RowSize { // another version may have other rows, which only the journal shows
 		rows = abi.ReadRows(g.Facts.Candidates[:0], m.Rows)

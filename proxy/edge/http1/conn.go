@@ -24,6 +24,9 @@ const (
 	// lingerLimit is how long a client may take to read an answer behind which the connection
 	// closes with unread bytes. A close with unread bytes makes the kernel drop the answer.
 	lingerLimit = 500 * time.Millisecond
+	// lineOverhead is what a line counts beside its bytes, because its header field takes memory. HTTP/2
+	// has the same number (RFC 9113 6.5.2).
+	lineOverhead = 32
 	// preface begins an HTTP/2 connection (RFC 9113 3.4).
 	preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 )
@@ -49,7 +52,7 @@ type conn struct {
 	current atomic.Pointer[requestContext] // nil: no handler runs
 	gone    atomic.Bool                    // the client has left
 	taken   bool                           // a handler has taken over the connection
-	reading bool                           // the handler may read a body
+	reading *body                          // the handler may read it; nil: there is none
 	watched leaving                        // how the server notices that the client leaves
 
 	timing     sync.Mutex
@@ -106,10 +109,10 @@ func (c *conn) request(text string) bool {
 	q.answer = answer{conn: c, req: r, body: &q.body, length: -1, closes: h.close, keeps: h.keep, continues: h.continues, asked: h.continues}
 	q.body.begin(c, r, h, &q.answer)
 	c.current.Store(&q.ctx)
+	c.release() // a body that comes slowly must not keep the memory of a large head
 	if h.length != 0 {
-		r.Body, c.reading = &q.body, true
+		r.Body, c.reading = &q.body, &q.body
 	} else {
-		c.release()
 		c.watch()
 	}
 	if c.gone.Load() || c.values.Err() != nil {
@@ -127,7 +130,7 @@ func (c *conn) request(text string) bool {
 	more := q.answer.end()
 	c.current.Store(nil)
 	q.ctx.cancel(context.Canceled)
-	c.reading = false
+	c.reading = nil
 	c.unwatch()
 	c.endDeadlines(&q.answer)
 	if !more {
@@ -150,8 +153,12 @@ func (c *conn) finish() {
 	if !c.taken {
 		c.nc.Close()
 	}
+	if c.reading != nil && !c.taken { // a handler has panicked, and another goroutine may still read
+		_ = c.reading.Close() // waits for it; the connection is closed
+		c.reading = nil
+	}
 	c.unwatch()
-	if !c.reading { // else a handler has panicked, and another goroutine may use the buffer
+	if c.reading == nil {
 		c.r = c.w
 		c.release()
 	}
@@ -160,7 +167,7 @@ func (c *conn) finish() {
 
 // readHead reads up to the end of the next head. Its error is a Refusal, or one of the connection.
 func (c *conn) readHead() (string, error) {
-	line, at := 0, 0 // behind c.r: where the current line begins, and how far lines have been searched
+	line, at, overhead := 0, 0, 0 // behind c.r: where the current line begins, and how far lines have been searched
 	for {
 		if at == 0 { // empty lines may stand behind the body of a POST (RFC 9112 2.2)
 			for ; c.lineEnds > 0 && c.r < c.w && (c.buf[c.r] == '\r' || c.buf[c.r] == '\n'); c.r++ {
@@ -180,7 +187,8 @@ func (c *conn) readHead() (string, error) {
 				return "", BadLine
 			case at-line > 2:
 				line = at
-			case line > 0 && at > c.server.HeadLimit:
+				overhead += lineOverhead
+			case line > 0 && at+overhead > c.server.HeadLimit:
 				return "", HeadTooLarge
 			case line > 0:
 				text := string(got[:at])
@@ -190,7 +198,7 @@ func (c *conn) readHead() (string, error) {
 				return "", Malformed
 			}
 		}
-		if len(got) > c.server.HeadLimit {
+		if len(got)+overhead > c.server.HeadLimit {
 			return "", HeadTooLarge
 		}
 		if err := c.fill(); err != nil {

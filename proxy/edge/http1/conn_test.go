@@ -396,3 +396,32 @@ func TestContextOfBrokenBody(t *testing.T) {
 		}
 	}
 }
+
+// A body that comes slowly keeps no memory of the head.
+func TestMemoryOfSlowBody(t *testing.T) {
+	for _, framing := range []string{"Content-Length: 5", "Transfer-Encoding: chunked"} {
+		kept := make(chan int, 1)
+		_, dial := onSockets(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			kept <- len(w.(*answer).conn.buf)
+			b, err := io.ReadAll(r.Body)
+			fmt.Fprint(w, string(b), err)
+		}), nil)
+		c := dial()
+		fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: a\r\n%s\r\nX: %s\r\n\r\n", framing, strings.Repeat("x", 2*bufferSize))
+		if n := <-kept; n != 0 {
+			t.Errorf("%s: %d bytes are kept", framing, n)
+		}
+		body := "hello"
+		if framing[0] == 'T' {
+			body = "5\r\nhello\r\n0\r\n\r\n"
+		}
+		io.WriteString(c, body)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := io.ReadAll(resp.Body); string(b) != "hello<nil>" || err != nil {
+			t.Errorf("%s: got %q, %v", framing, b, err)
+		}
+	}
+}

@@ -11,7 +11,8 @@ import (
 
 // requestContext is the context of one request. It ends when the client has left, when the
 // request has been served, or when the context of the server ends. Its channel exists only if a
-// caller wants one: most requests register what is to be told instead, see Register. Handlers may keep it.
+// caller wants one. Most callers need none, because they register themselves, see Register. Handlers may
+// keep the context.
 type requestContext struct {
 	conn    *conn
 	done    atomic.Pointer[doneContext] // nil: nobody has asked for the channel
@@ -70,7 +71,7 @@ func (x *requestContext) Done() <-chan struct{} {
 	return d.Done()
 }
 
-// ending is told of the end of a context.
+// ending has the method that a context calls at its end.
 type ending = interface{ ContextEnded() }
 
 // Register calls e.ContextEnded in its own goroutine when x ends, unless Unregister prevents this. It

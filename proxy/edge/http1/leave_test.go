@@ -151,13 +151,13 @@ func TestPipelinedWhileServed(t *testing.T) {
 	})
 }
 
-// told is told once of the end of a context.
+// told is closed by the first call of ContextEnded. A second call panics.
 type told chan struct{}
 
 func (t told) ContextEnded() { close(t) }
 
-// What is registered with the context of a request is told of its end once, unless it was unregistered,
-// however many are registered and also after the end.
+// TestRegister: the context of a request calls ContextEnded of each registered value once, unless the
+// value was unregistered. A value that is registered after the end is called at once.
 func TestRegister(t *testing.T) {
 	x := &requestContext{conn: &conn{values: t.Context()}}
 	var all [5]told
@@ -185,7 +185,7 @@ func TestRegister(t *testing.T) {
 	<-all[1]
 }
 
-// Nothing is allocated for the first two that are registered.
+// TestRegisterAllocs: the first two registered values allocate nothing.
 func TestRegisterAllocs(t *testing.T) {
 	x := &requestContext{conn: &conn{values: t.Context()}}
 	a, b := make(told), make(told)
@@ -196,5 +196,26 @@ func TestRegisterAllocs(t *testing.T) {
 		x.Unregister(b)
 	}); n > 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// A handler panics while another goroutine reads the body of a connection that the kernel does not
+// watch. The connection ends after the reader, because both use its buffer.
+func TestPanicWhileBodyIsRead(t *testing.T) {
+	p := proxytest.NewPipeListener()
+	dial := serveOn(t, newServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		begun := make(chan bool)
+		go func() {
+			close(begun)
+			_, _ = io.Copy(io.Discard, r.Body)
+		}()
+		<-begun
+		panic(http.ErrAbortHandler)
+	})), p, p.Dial)
+	for range 500 {
+		c := dial()
+		_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n")
+		_, _ = io.Copy(io.Discard, c)
+		c.Close()
 	}
 }

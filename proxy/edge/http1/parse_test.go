@@ -50,6 +50,7 @@ var good = []string{
 	postHead + "Content-Length: 6000\r\n\r\n" + strings.Repeat("x", 6000) + get,
 	coded + "1770\r\n" + strings.Repeat("x", 6000) + "\r\n0\r\n\r\n" + get,
 	"GET / HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("y", 9000) + "\r\n\r\n" + get,
+	"GET / HTTP/1.1\r\nHost: a\r\n" + strings.Repeat("X: y\r\n", 1000) + "\r\n" + get,
 	// the connection ends
 	postHead + "Content-Length: 5\r\n\r\nhel",
 	coded + "5\r\nhel", coded + "5\r\nhello\r\n0\r\n", coded + "5", coded + "5\r\nhello\r\n0\r\nX: y\r\n",
@@ -94,6 +95,7 @@ var bad = []struct {
 	{HeadTooLarge, []string{
 		"GET / HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("y", 70<<10) + "\r\n\r\n", "GET / HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("y", 70<<10),
 		"GET /" + strings.Repeat("y", 70<<10) + " HTTP/1.1\r\nHost: a\r\n\r\n", get + "!GET / HTTP/1.1\r\nHost: a\r\n" + strings.Repeat("X: y\r\n", 20<<10) + "\r\n",
+		"GET / HTTP/1.1\r\nHost: a\r\n" + strings.Repeat("X: y\r\n", 2000) + "\r\n", // 12 KB, which the header takes several times
 	}},
 	{BadExpectation, []string{postHead + "Expect: 200-ok\r\n\r\n", "GET / HTTP/1.0\r\nExpect: x\r\n\r\n"}},
 	{UnknownCoding, []string{

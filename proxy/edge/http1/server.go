@@ -41,7 +41,7 @@ type Server struct {
 	// HTTP2 takes over a connection that begins with the preface of HTTP/2 (RFC 9113 3.4). nil:
 	// the preface is refused.
 	HTTP2     func(net.Conn)
-	HeadLimit int           // of the head of a request, in bytes
+	HeadLimit int           // of the head of a request, in bytes; a line counts 32 bytes more
 	HeadTime  time.Duration // for the head of a request; after a new connection, from its begin on
 	IdleTime  time.Duration // between two requests
 	Log       *slog.Logger

@@ -35,6 +35,6 @@ const (
 	// AbortEvent is the last event of a stream that SGLang aborts. Aborted is the event
 	// that the client gets instead.
 	AbortEvent = "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n"
-	Aborted    = "data: {\"error\":{\"message\":\"the engine aborted the request; the answer is not complete\",\"type\":\"upstream_error\",\"param\":null,\"code\":\"stream_broken\"}}\n\n"
-	Broken     = "data: {\"error\":{\"message\":\"the engine's stream broke off; the answer is not complete\",\"type\":\"upstream_error\",\"param\":null,\"code\":\"stream_broken\"}}\n\n"
+	Aborted    = "data: {\"error\":{\"message\":\"the engine aborted the request; the answer is not complete\",\"type\":\"upstream_error\",\"param\":null,\"code\":\"stream_broken\",\"not_continued\":\"no_ids\"}}\n\n"
+	Broken     = "data: {\"error\":{\"message\":\"the engine's stream broke off; the answer is not complete\",\"type\":\"upstream_error\",\"param\":null,\"code\":\"stream_broken\",\"not_continued\":\"no_ids\"}}\n\n"
 )

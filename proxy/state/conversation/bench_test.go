@@ -5,10 +5,10 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/usage"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
@@ -95,22 +95,22 @@ func BenchmarkRecord(b *testing.B) {
 func BenchmarkScaleConversations(b *testing.B) {
 	for _, n := range []int{1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			before := heap()
+			before := usage.Heap()
 			table, chains := New(n), make([][64]kvindex.Hash, 512)
 			for i := range n {
 				serve(table, Query{Chain: chainOf(&chains[0], i)[:56]}, at(1), at(2))
 			}
-			b.ReportMetric(float64(heap()-before)/float64(n), "B/conversation")
+			b.ReportMetric(float64(usage.Heap()-before)/float64(n), "B/conversation")
 			r, turns, used := rand.New(rand.NewPCG(1, 2)), 0, time.Duration(0)
 			for used < time.Second/4 {
 				for i := range chains {
 					chainOf(&chains[i], r.IntN(n))
 				}
-				start := processTime()
+				start := usage.ProcessTime()
 				for i := range chains {
 					serve(table, Query{Chain: chains[i][:]}, at(3), at(4))
 				}
-				used += processTime() - start
+				used += usage.ProcessTime() - start
 				turns += len(chains)
 			}
 			b.ReportMetric(float64(used.Nanoseconds())/float64(turns), "cpu-ns/turn")
@@ -129,20 +129,4 @@ func chainOf(chain *[64]kvindex.Hash, conversation int) []kvindex.Hash {
 		}
 	}
 	return chain[:]
-}
-
-// processTime is the CPU time of this process.
-func processTime() time.Duration {
-	var u syscall.Rusage
-	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// heap returns the live heap in bytes.
-func heap() int64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }

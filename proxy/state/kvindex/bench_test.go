@@ -4,10 +4,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
-	"slices"
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/dev/usage"
 )
 
 const (
@@ -77,7 +78,7 @@ func (p prompt) events() []Stored {
 // common beginning, and half of them have the maximum length. One target holds each
 // prompt; two more targets hold one in four prompts; all targets hold four prompts.
 func newFleet(entries int) *fleet {
-	before := heap()
+	before := usage.Heap()
 	f := &fleet{
 		x:    New(Options{MaxEntries: 4 * entries}),
 		rand: rand.New(rand.NewPCG(1, 2)),
@@ -104,17 +105,8 @@ func newFleet(entries int) *fleet {
 		}
 		f.prompts = append(f.prompts, p)
 	}
-	f.bytes = heap() - before
+	f.bytes = usage.Heap() - before
 	return f
-}
-
-// heap returns the live heap in bytes.
-func heap() int64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }
 
 // churn stores prompts and removes them again: a steady load of block events.
@@ -180,12 +172,6 @@ func (f *fleet) queries() [][]Hash {
 	return all
 }
 
-// quantile returns a quantile of sorted times, in microseconds.
-func quantile(times []time.Duration, q float64) float64 {
-	slices.Sort(times)
-	return float64(times[int(q*float64(len(times)-1))].Nanoseconds()) / 1e3
-}
-
 // BenchmarkIndex measures an index of 10 million (block, target) pairs over 64 targets;
 // KVINDEX_ENTRIES sets another number of pairs. It measures the bytes per pair, including
 // the feeds; block events through the feeds (16 tokens per block, as many removals as
@@ -240,19 +226,19 @@ func benchScale(b *testing.B, entries int) {
 	queries, c := f.queries(), f.churn()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	events, start := 0, threadTime()
-	for threadTime()-start < time.Second {
+	events, start := 0, usage.ThreadTime()
+	for usage.ThreadTime()-start < time.Second {
 		events += c.step()
 	}
-	b.ReportMetric(float64((threadTime()-start).Nanoseconds())/float64(events), "cpu-ns/event")
+	b.ReportMetric(float64((usage.ThreadTime()-start).Nanoseconds())/float64(events), "cpu-ns/event")
 	out, times := make([]Match, f.x.Targets()), make([]time.Duration, 0, matches)
 	for i := range matches {
-		start := threadTime()
+		start := usage.ThreadTime()
 		f.x.Match(queries[i%len(queries)], out)
-		times = append(times, threadTime()-start)
+		times = append(times, usage.ThreadTime()-start)
 	}
-	b.ReportMetric(quantile(times, 0.5), "match-p50-µs")
-	b.ReportMetric(quantile(times, 0.99), "match-p99-µs")
+	b.ReportMetric(usage.QuantileMicros(times, 0.5), "match-p50-µs")
+	b.ReportMetric(usage.QuantileMicros(times, 0.99), "match-p99-µs")
 	b.ReportMetric(0, "ns/op") // the work has a fixed length
 	runtime.KeepAlive(f)
 }
@@ -262,14 +248,14 @@ func benchIngest(b *testing.B, c *churn, rate float64) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	events := 0
-	start := threadTime()
+	start := usage.ThreadTime()
 	for b.Loop() {
 		events += c.step()
 		if rate > 0 {
 			time.Sleep(time.Duration(float64(events)/rate*1e9) - b.Elapsed())
 		}
 	}
-	cpu := threadTime() - start
+	cpu := usage.ThreadTime() - start
 	b.ReportMetric(float64(events)/cpu.Seconds(), "events/s")
 	b.ReportMetric(float64(events)/b.Elapsed().Seconds(), "wall_events/s")
 }
@@ -285,10 +271,10 @@ func benchBoth(b *testing.B, f *fleet, c *churn, queries [][]Hash, rate float64)
 	close(stop)
 	<-done
 	b.ReportMetric(float64(len(cpu))/b.Elapsed().Seconds(), "matches/s")
-	b.ReportMetric(quantile(cpu, 0.5), "p50_µs")
-	b.ReportMetric(quantile(cpu, 0.99), "p99_µs")
-	b.ReportMetric(quantile(wall, 0.5), "wall_p50_µs")
-	b.ReportMetric(quantile(wall, 0.99), "wall_p99_µs")
+	b.ReportMetric(usage.QuantileMicros(cpu, 0.5), "p50_µs")
+	b.ReportMetric(usage.QuantileMicros(cpu, 0.99), "p99_µs")
+	b.ReportMetric(usage.QuantileMicros(wall, 0.5), "wall_p50_µs")
+	b.ReportMetric(usage.QuantileMicros(wall, 0.99), "wall_p99_µs")
 }
 
 func benchMatch(b *testing.B, f *fleet, queries [][]Hash) {
@@ -322,9 +308,9 @@ func (f *fleet) matches(queries [][]Hash, stop chan struct{}) (cpu, wall []time.
 		case <-tick.C:
 		}
 		for due := int(time.Since(begin).Seconds() * 10_000); len(wall) < due; {
-			start, from := time.Now(), threadTime()
+			start, from := time.Now(), usage.ThreadTime()
 			f.x.Match(queries[len(wall)%len(queries)], out)
-			cpu = append(cpu, threadTime()-from)
+			cpu = append(cpu, usage.ThreadTime()-from)
 			wall = append(wall, time.Since(start))
 		}
 	}

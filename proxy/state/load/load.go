@@ -13,16 +13,16 @@ import (
 	"time"
 )
 
-// Counter is the load of one target. Its zero value is ready for use. Fields that are read
-// for each candidate of each request come first, in one cache line.
+// Counter is the load of one target. Its zero value is ready for use. The fields of View and Full,
+// which each placement reads for each candidate, come first, in one cache line.
 type Counter struct {
 	requests atomic.Int32
+	room     atomic.Int32 // requests that the target holds according to its last refusal
 	tokens   atomic.Int64
 	queued   atomic.Int64
 	decode   atomic.Int64
-	sixteen  atomic.Int64 // sum of the uncached tokens of about the last sixteen requests
-	recent   recent
 	last     atomic.Pointer[reported]
+	refused  atomic.Int64 // when the target last refused a request for lack of room, Unix time in ns; 0: never
 
 	// Prefill is how long the target takes per uncached prompt token, fed with
 	// the Work of finished holds. Where legs wait for others' requests, the wait
@@ -31,6 +31,11 @@ type Counter struct {
 	// Output is how long it takes per output token of one stream, fed with whole
 	// streams.
 	Output Speed
+
+	sixteen atomic.Int64 // sum of the uncached tokens of about the last sixteen requests
+	recent  recent
+
+	_ [16]byte // whole cache lines, so that no counter begins in the middle of one
 }
 
 // Requests returns the number of requests in flight through this proxy.
@@ -49,7 +54,7 @@ func (c *Counter) Queued() int64 { return c.queued.Load() }
 func (c *Counter) Decode() int64 { return c.decode.Load() }
 
 // View is the load of a target at a moment, its own counters corrected by the
-// engine's last report, and its measured speeds.
+// engine's last report, and its measured speed.
 type View struct {
 	Requests int32 // requests in flight, including waiting requests
 	Tokens   int64 // in flight
@@ -57,16 +62,16 @@ type View struct {
 	Decode   int64 // of Tokens, those of streams
 	// Usage is the share of KV memory in use that the engine reports, 0 to 1; 0: unknown.
 	Usage float32
-	// PrefillMicros and OutputMicros are the measured times per uncached prompt
-	// token and per output token, in µs; 0 while there is no measurement.
-	PrefillMicros, OutputMicros float32
+	// PrefillMicros is the measured time per uncached prompt token in µs; 0 while there is no
+	// measurement.
+	PrefillMicros float32
 }
 
 // View returns the load at now. It takes no lock and allocates nothing.
 func (c *Counter) View(now time.Time) View {
 	v := View{
 		Requests: c.requests.Load(), Tokens: c.tokens.Load(), Queued: c.queued.Load(), Decode: c.decode.Load(),
-		PrefillMicros: c.Prefill.PerToken(), OutputMicros: c.Output.PerToken(),
+		PrefillMicros: c.Prefill.PerToken(),
 	}
 	r := c.last.Load()
 	if r == nil || r.Every <= 0 {
@@ -85,6 +90,33 @@ func (c *Counter) View(now time.Time) View {
 		v.Decode += int64(weight * float32(r.decode))
 	}
 	return v
+}
+
+// refusalCounts is how long a refusal for lack of room counts: as long as between two load reports. So
+// a target whose room others used gets a request again soon.
+const refusalCounts = time.Second
+
+// NoRoom notes that the target has refused a request for lack of room. The request still counts
+// as in flight.
+func (c *Counter) NoRoom(now time.Time) {
+	room := max(0, c.requests.Load()-1)
+	if c.refusedAt(now) { // of several requests, those that were refused later counted as in flight
+		room = min(room, c.room.Load())
+	}
+	c.room.Store(room)
+	c.refused.Store(now.UnixNano())
+}
+
+// Full reports whether the target has refused a request a moment ago, and has as many requests of
+// this proxy as then. It takes no lock.
+func (c *Counter) Full(now time.Time) bool {
+	return c.refusedAt(now) && c.requests.Load() >= c.room.Load()
+}
+
+// refusedAt reports whether the last refusal still counts at now. It does not if the clock has gone back.
+func (c *Counter) refusedAt(now time.Time) bool {
+	ago := now.UnixNano() - c.refused.Load()
+	return ago >= 0 && ago < int64(refusalCounts)
 }
 
 // Hold adds a stream of the given tokens: its prompt and its expected output.

@@ -201,3 +201,49 @@ func TestBusy(t *testing.T) {
 		t.Errorf("busy %v ten minutes later", busy)
 	}
 }
+
+// A target that refused a request is full for a moment, while it has as many requests as then.
+func TestFull(t *testing.T) {
+	var c Counter
+	now := time.Now()
+	if c.Full(now) {
+		t.Error("a new target is full")
+	}
+	held := []Hold{c.Hold(1), c.Hold(1), c.Hold(1), c.Hold(1)}
+	c.NoRoom(now) // two of the four are refused
+	held[3].Drop()
+	c.NoRoom(now)
+	held[2].Drop()
+	if !c.Full(now) {
+		t.Error("with the two requests that it has accepted it is not full")
+	}
+	held[1].Drop()
+	if c.Full(now) {
+		t.Error("it is full although one of its requests has ended")
+	}
+	held[1] = c.Hold(1)
+	if !c.Full(now.Add(refusalCounts - 1)) {
+		t.Error("it is no longer full after the next request")
+	}
+	if c.Full(now.Add(refusalCounts)) {
+		t.Error("the refusal counts too long")
+	}
+	if c.Full(now.Add(-time.Hour)) {
+		t.Error("the refusal counts after the clock has gone back")
+	}
+	later := now.Add(refusalCounts)
+	held = append(held[:2], c.Hold(1), c.Hold(1))
+	c.NoRoom(later) // the refusal of an earlier time no longer counts
+	if held[3].Drop(); !c.Full(later) {
+		t.Error("with the three requests that it has accepted it is not full")
+	}
+	if held[2].Drop(); c.Full(later) {
+		t.Error("it is full with fewer requests than at the last refusal")
+	}
+	var others Counter // others use all room
+	h := others.Hold(1)
+	others.NoRoom(now)
+	if h.Drop(); !others.Full(now) {
+		t.Error("a target that refused the only request is not full")
+	}
+}

@@ -48,6 +48,7 @@ type Regression struct {
 
 	square [features][features]float64 // sum of the products of features
 	cross  [features]float64           // sum of the products of features and times
+	times  float64                     // sum of the squares of times
 }
 
 // Learn adds a sample: work with features x took µs. said is the prediction for it, 0 if there
@@ -82,6 +83,7 @@ func (r *Regression) Learn(x *Features, took, said float64, memory int) bool {
 		}
 		r.cross[i] = keep*r.cross[i] + x[i]*took*scale
 	}
+	r.times = keep*r.times + took*took*scale
 	return true
 }
 
@@ -171,6 +173,8 @@ const (
 	// leastSpread is the smallest relative deviation of token counts that separates the
 	// fixed part from the part per token.
 	leastSpread = 0.1
+	// mostError is the largest relative standard error of a time per token that is no bound.
+	mostError = 0.25
 )
 
 // Measure adds a measurement: took for that many tokens. It ignores 0 tokens and 0 time.
@@ -192,7 +196,7 @@ func (s *Speed) Measure(tokens int64, took time.Duration) {
 	}
 	q, c := &s.line.square, &s.line.cross
 	s.fixed, s.perUnit = 0, c[1]/q[1][1]
-	if spread := q[0][0]*q[1][1] - q[1][0]*q[1][0]; spread > leastSpread*leastSpread*q[1][0]*q[1][0] {
+	if spread := s.line.spread(); spread > 0 {
 		fixed, perUnit := (q[1][1]*c[0]-q[1][0]*c[1])/spread, (q[0][0]*c[1]-q[1][0]*c[0])/spread
 		if fixed > 0 && perUnit > 0 {
 			s.fixed, s.perUnit = fixed, perUnit
@@ -208,6 +212,56 @@ type Fit struct{ PerToken, Fixed float32 }
 func (s *Speed) Fit() Fit {
 	fit := s.fit.Load()
 	return Fit{PerToken: math.Float32frombits(uint32(fit)), Fixed: math.Float32frombits(uint32(fit >> 32))}
+}
+
+// Line is the result of the measurements in this process.
+type Line struct {
+	Samples int // measurements
+	// Known: there are at least KnownAfter samples, and their sizes separate the two parts of the
+	// time. Else the following fields are 0.
+	Known     bool
+	Bandwidth float64 // tokens per second, without SetUp
+	SetUp     float64 // the fixed time, in µs
+	// AtLeast: the time hardly grows with the tokens, so that Bandwidth is only a lower bound: the
+	// measured time per token and two standard errors.
+	AtLeast bool
+}
+
+// Line returns the result of the measurements until now.
+func (s *Speed) Line() Line {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.line == nil {
+		return Line{}
+	}
+	line, spread := Line{Samples: s.line.Count}, s.line.spread()
+	if line.Samples < KnownAfter || spread == 0 {
+		return line
+	}
+	q, c := &s.line.square, &s.line.cross
+	fixed, perUnit := (q[1][1]*c[0]-q[1][0]*c[1])/spread, (q[0][0]*c[1]-q[1][0]*c[0])/spread
+	variance := max(0, s.line.times-fixed*c[0]-perUnit*c[1]) / float64(min(line.Samples, memory)-2)
+	deviation := math.Sqrt(variance * q[0][0] / spread)
+	line.Known, line.SetUp = true, s.fixed
+	if perUnit > 0 && deviation <= mostError*perUnit {
+		line.Bandwidth = perTokens * 1e6 / s.perUnit
+		return line
+	}
+	if line.AtLeast = true; perUnit <= 0 {
+		line.SetUp = c[0] / q[0][0] // the mean
+	}
+	line.Bandwidth = perTokens * 1e6 / max(perUnit+2*deviation, 1e-3)
+	return line
+}
+
+// spread returns the determinant of the first two features, or 0 if their values are too similar to
+// separate the weights of the two.
+func (r *Regression) spread() float64 {
+	q := &r.square
+	if spread := q[0][0]*q[1][1] - q[1][0]*q[1][0]; spread > leastSpread*leastSpread*q[1][0]*q[1][0] {
+		return spread
+	}
+	return 0
 }
 
 // Follow sets the speed to another process's measurement, until the next measurement here.

@@ -121,6 +121,61 @@ func TestSpeed(t *testing.T) {
 	})
 }
 
+// TestLine: a speed has a bandwidth and a set-up time only from enough samples whose sizes separate the
+// two. If the noise hides the time per token, the bandwidth is a lower bound.
+func TestLine(t *testing.T) {
+	const fixed, perToken = 5000.0, 20.0 // µs
+	size := func(n int) int64 { return int64(500 + 1500*(n%5)) }
+	for _, tt := range []struct {
+		name    string
+		samples int
+		size    func(n int) int64
+		took    func(tokens, noise float64) float64 // µs; noise is between -1 and 1
+		known   bool
+		atLeast bool
+		setUp   float64
+		share   float64 // allowed deviation of both parts
+	}{
+		{name: "none"},
+		{name: "too few", samples: KnownAfter - 1, size: size, took: func(n, _ float64) float64 { return fixed + perToken*n }},
+		{name: "enough", samples: KnownAfter, size: size, took: func(n, _ float64) float64 { return fixed + perToken*n }, known: true, setUp: fixed, share: 1e-6},
+		{name: "one size", samples: 200, size: func(int) int64 { return 4000 }, took: func(n, _ float64) float64 { return fixed + perToken*n }},
+		{name: "a little noise", samples: 400, size: size, took: func(n, noise float64) float64 { return (fixed + perToken*n) * (1 + .05*noise) }, known: true, setUp: fixed, share: .15},
+		{name: "no set-up", samples: 400, size: size, took: func(n, _ float64) float64 { return perToken * n }, known: true, setUp: 0, share: 1e-6},
+		{name: "no time per token", samples: 400, size: size, took: func(_, noise float64) float64 { return fixed * (1 + .3*noise) }, known: true, atLeast: true, setUp: fixed, share: .3},
+		{name: "shorter for more tokens", samples: 400, size: size, took: func(n, noise float64) float64 { return fixed - n/10 }, known: true, atLeast: true, setUp: fixed, share: .3},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var s Speed
+			rng := rand.New(rand.NewPCG(5, 6))
+			for n := range tt.samples {
+				s.Measure(tt.size(n), micros(tt.took(float64(tt.size(n)), 2*rng.Float64()-1)))
+			}
+			got := s.Line()
+			if got.Samples != tt.samples || got.Known != tt.known || got.AtLeast != tt.atLeast {
+				t.Fatalf("got %+v", got)
+			}
+			if !tt.known {
+				if got.Bandwidth != 0 || got.SetUp != 0 {
+					t.Errorf("got %+v", got)
+				}
+				return
+			}
+			if math.Abs(got.SetUp-tt.setUp) > tt.share*fixed {
+				t.Errorf("set-up %v, want %v", got.SetUp, tt.setUp)
+			}
+			if real := 1e6 / perToken; tt.atLeast && got.Bandwidth < 10*real || !tt.atLeast && math.Abs(got.Bandwidth-real) > tt.share*real {
+				t.Errorf("bandwidth %v, real %v", got.Bandwidth, real)
+			}
+		})
+	}
+	var followed Speed
+	followed.Follow(Fit{PerToken: 1})
+	if got := followed.Line(); got.Known || got.Samples != 0 {
+		t.Errorf("the speed of another process: %+v", got)
+	}
+}
+
 func BenchmarkMeasure(b *testing.B) {
 	var s Speed
 	n := int64(0)

@@ -26,19 +26,44 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- .Values.adminToken.existingSecret | default (printf "%s-admin" (include "pdproxy.name" .)) }}
 {{- end }}
 
-{{/* The configuration as a value. `pdproxy check` checks the keys, the chart only the syntax. */}}
-{{- define "pdproxy.config" -}}
+{{/* The configuration file of the pods: the value, and the tables that pods need and the value does not have. */}}
+{{- define "pdproxy.file" -}}
 {{- $c := fromToml .Values.config }}
 {{- with $c.Error }}{{ fail (printf "values: config: %s" .) }}{{ end }}
+{{- .Values.config | trimSuffix "\n" }}
+{{- if not (hasKey $c "server") }}
+
+[server] # added by the chart
+listen = "0.0.0.0:8080"
+{{- end }}
+{{- if not (hasKey $c "admin") }}
+
+[admin] # added by the chart
+listen = "0.0.0.0:9090"
+token_file = "/etc/pdproxy/admin/token"
+{{- end }}
+{{- if not (hasKey $c "fleet") }}
+
+[fleet] # added by the chart
+node_id = -1 # each pod gets its own part of the ids
+{{- end }}
+{{ end }}
+
+{{/* The configuration as a value. `pdproxy check` checks the keys, the chart only the syntax and what it reads. */}}
+{{- define "pdproxy.config" -}}
+{{- $c := include "pdproxy.file" . | fromToml }}
+{{- if not (dig "admin" "token_file" "" $c) }}
+{{- fail "values: config: admin.token_file is missing; add token_file = \"/etc/pdproxy/admin/token\" to [admin], or remove [admin]: then the chart adds it" }}
+{{- end }}
 {{- toJson $c }}
 {{- end }}
 
-{{/* The port of the listen address of a section: (list CONTEXT SECTION). */}}
+{{/* The port of the listen address of a section: (list CONTEXT SECTION EXAMPLE). */}}
 {{- define "pdproxy.port" -}}
 {{- $c := include "pdproxy.config" (index . 0) | fromJson }}
 {{- $listen := dig (index . 1) "listen" "" $c }}
 {{- if not (regexMatch "^(0\\.0\\.0\\.0|\\[::\\])?:[0-9]+$" $listen) }}
-{{- fail (printf "values: config: %s.listen must be \"0.0.0.0:PORT\", so that the kubelet and other pods reach it, and is %q" (index . 1) $listen) }}
+{{- fail (printf "values: config: %s.listen is %q; it must be like %q, so that the kubelet and other pods reach the port" (index . 1) $listen (index . 2)) }}
 {{- end }}
 {{- regexFind "[0-9]+$" $listen }}
 {{- end }}

@@ -67,6 +67,12 @@ export function redraw(parent, data, draw) {
   parent.replaceChildren(...draw())
 }
 
+/** Names the cells of a row, for screens on which each cell has a line of its own. Returns the row. */
+export function labelled(row, names) {
+  names.forEach((name, i) => row.children[i].setAttribute('data-label', name))
+  return row
+}
+
 /** A small label with a sign in front: good, warn, bad, info or ''. */
 export const pill = (level, text) => el('span', {class: ('pill ' + level).trim()}, text)
 

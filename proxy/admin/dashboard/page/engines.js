@@ -1,5 +1,5 @@
 // The engines by role, their pairs, and where the KV is.
-import {byId, el, list, pill, redraw, setAttribute, setText} from './dom.js'
+import {byId, el, labelled, list, pill, redraw, setAttribute, setText} from './dom.js'
 import {ago, bytes, count, ms, number, percent, words} from './format.js'
 
 const roles = [['prefill', 'Prefill'], ['decode', 'Decode'], ['both', 'Prefill and decode']]
@@ -8,7 +8,7 @@ const roleOf = e => roles.some(([r]) => r === e.role) ? e.role : 'both'
 /** How bad the state of an engine is: good, warn or bad. */
 export function level(engine) {
   if (engine.state === 'unhealthy' || engine.state === 'down' || engine.circuit === 'open') return 'bad'
-  return engine.state === 'draining' || engine.state === 'asleep' || engine.circuit === 'half_open' || engine.distrust ? 'warn' : 'good'
+  return engine.state === 'draining' || engine.state === 'asleep' || engine.circuit === 'half_open' || engine.index === 'disagrees' ? 'warn' : 'good'
 }
 
 const total = (engine, field) => engine.ranks.reduce((n, r) => n + (r[field] ?? 0), 0)
@@ -47,7 +47,8 @@ function update(li, e, now, scale, rankScale) {
   setText(li.querySelector('.model'), [e.model, e.connector].filter(Boolean).join(' · '))
   const [load, queue, kv] = li.querySelectorAll('.track i')
   const [loadText, queueText, kvText] = li.querySelectorAll('.v')
-  const requests = total(e, 'requests'), waiting = total(e, 'waiting'), queued = most(e, 'queue_ms'), usage = most(e, 'kv_usage')
+  const requests = total(e, 'requests'), waiting = total(e, 'waiting'), queued = most(e, 'queue_ms')
+  const usage = e.ranks.some(r => r.kv_usage != null) ? most(e, 'kv_usage') : null
   load.style.width = 100 * requests / scale + '%'
   setText(loadText, waiting ? `${requests}, ${waiting} wait` : String(requests))
   queue.style.width = Math.min(100, queued / 20) + '%' // 2 s fill the bar
@@ -55,7 +56,7 @@ function update(li, e, now, scale, rankScale) {
   setText(queueText, queued ? ms(queued) : total(e, 'queued') ? number(total(e, 'queued')) + ' tokens' : '0 ms')
   kv.style.width = 100 * usage + '%'
   kv.classList.toggle('high', usage > .9)
-  setText(kvText, usage ? percent(usage) : '–')
+  setText(kvText, percent(usage))
   const ranks = li.querySelector('.ranks')
   ranks.hidden = e.ranks.length < 2
   if (ranks.hidden) return
@@ -66,7 +67,13 @@ function update(li, e, now, scale, rankScale) {
   })
 }
 
-const speed = pair => pair.transfer_micros > 0 ? number(1e6 / pair.transfer_micros) + ' tok/s' : ''
+/** Why a pair cannot be used, or its measured transfers: bandwidth, set-up time and number. */
+function transfers(pair) {
+  if (pair.unavailable) return [pair.unavailable]
+  if (pair.bandwidth != null) return [(pair.bandwidth_at_least ? '> ' : '') + number(pair.bandwidth) + ' tokens/s', ms(pair.set_up_ms) + ' set-up', count(pair.samples) + ' samples']
+  if (pair.samples) return ['measuring', pair.samples === 1 ? '1 sample' : count(pair.samples) + ' samples']
+  return [pair.failures ? pair.failures + ' failures' : pair.state === 'unknown' ? 'not used' : 'not measured']
+}
 
 /** Draws the matrix of pairs. */
 export function drawPairs(snapshot) {
@@ -83,7 +90,7 @@ export function drawPairs(snapshot) {
     table.key = key
     table.replaceChildren(
       el('thead', {}, el('tr', {}, el('td'), ...columns.map(c => el('th', {scope: 'col'}, c)))),
-      el('tbody', {}, ...rows.map(r => el('tr', {}, el('th', {scope: 'row'}, r), ...columns.map(() => el('td', {}, el('div', {class: 'cell'}, el('b'), el('span'))))))))
+      el('tbody', {}, ...rows.map(r => el('tr', {}, el('th', {scope: 'row'}, r), ...columns.map(() => el('td', {}, el('div', {class: 'cell'}, el('b'), el('div'))))))))
   }
   const cells = table.querySelectorAll('.cell')
   rows.forEach((r, i) => columns.forEach((c, j) => {
@@ -91,9 +98,21 @@ export function drawPairs(snapshot) {
     const state = pair.refused ? 'refused' : pair.state
     setAttribute(cell, 'class', 'cell ' + (pair.refused ? 'broken' : pair.state))
     setText(cell.firstChild, state)
-    setText(cell.lastChild, [speed(pair), pair.handover_micros ? '+ ' + ms(pair.handover_micros / 1000) : ''].filter(Boolean).join(' ') || (pair.failures ? pair.failures + ' failures' : 'not used'))
-    setAttribute(cell, 'title', `${r} to ${c}: ${state}${pair.refused ? ': ' + pair.refused : ''}, ${pair.failures} failures${pair.last_error ? ', the last one: ' + words(pair.last_error) : ''}`)
+    const lines = transfers(pair)
+    redraw(cell.lastChild, lines, () => lines.map(text => el('span', {}, text)))
+    setAttribute(cell, 'title', `${r} to ${c}: ${[state, pair.refused, ...lines].filter(Boolean).join(', ')}, ${pair.failures} failures${pair.last_error ? ', the last one: ' + words(pair.last_error) : ''}`)
   }))
+}
+
+/** What the comparison of the KV index with the engine's reports says. */
+function comparison(e) {
+  switch (e.index) {
+    case 'agrees': return pill('good', 'agrees')
+    case 'disagrees': return pill('warn', words(e.distrust))
+    case 'engine_down': return pill('bad', 'engine is ' + e.state)
+    case 'unchecked': return pill('', 'not compared')
+  }
+  return '–'
 }
 
 /** Draws the state of the KV index and the prefix hits. */
@@ -102,8 +121,8 @@ export function drawKV(snapshot) {
   const facts = [['All prefix hits', percent(prompts.cached / prompts.tokens)], ['Blocks by events', count(snapshot.kv.event_blocks)],
     ['Expected blocks', count(snapshot.kv.expected_blocks)], ['Memory of the index', bytes(snapshot.kv.bytes)]]
   list(byId('index'), facts, ([name]) => name, ([name]) => el('div', {}, el('dt', {}, name), el('dd')), (e, [, value]) => setText(e.lastChild, value))
-  list(byId('kv'), snapshot.engines, e => e.name, e => el('tr', {}, el('th', {scope: 'row'}, e.name),
-    el('td', {}, el('div', {class: 'share'}, el('div', {class: 'track kv', 'aria-hidden': 'true'}, el('i')), el('span'))), el('td', {class: 'n'}), el('td', {class: 'n'}), el('td')),
+  list(byId('kv'), snapshot.engines, e => e.name, e => labelled(el('tr', {}, el('th', {scope: 'row'}, e.name),
+    el('td', {}, el('div', {class: 'share'}, el('div', {class: 'track kv', 'aria-hidden': 'true'}, el('i')), el('span'))), el('td', {class: 'n'}), el('td', {class: 'n'}), el('td')), ['Engine', 'Prefix hits', 'Prompt tokens', 'Blocks', 'Index']),
   (tr, e) => {
     const [, hits, tokens, blocks, index] = tr.children
     const share = e.prompts.tokens ? e.prompts.cached / e.prompts.tokens : null
@@ -111,6 +130,6 @@ export function drawKV(snapshot) {
     setText(hits.querySelector('span'), percent(share))
     setText(tokens, e.prompts.tokens ? count(e.prompts.tokens) : '–')
     setText(blocks, count(total(e, 'kv_blocks')))
-    redraw(index, e.distrust, () => [e.distrust ? pill('warn', words(e.distrust)) : pill('good', 'agrees')])
+    redraw(index, [e.index, e.distrust, e.state], () => [comparison(e)])
   })
 }

@@ -55,5 +55,15 @@ export function ago(seconds) {
   return Math.round(s / 86400) + ' d'
 }
 
+/** What became of a stream at a place where it broke off. */
+export function seam(c) {
+  const behind = c.tokens ? `, behind ${count(c.tokens)} tokens` : '' // 0: the proxy kept nothing of the stream
+  switch (c.result) {
+    case 'continued': return `continued on ${[c.prefill, c.decode].filter(Boolean).join(' → ')}, gap ${ms(c.gap_ms)}` + behind
+    case 'completed': return 'completed by the proxy' + behind
+  }
+  return `not continued, ${words(c.result)}` + behind
+}
+
 /** Words of a label: kv_late becomes kv late. */
 export const words = label => label.replaceAll('_', ' ')

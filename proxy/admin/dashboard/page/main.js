@@ -2,7 +2,9 @@
 import {byId, el, list, setAttribute, setText} from './dom.js'
 import {drawTraffic} from './charts.js'
 import {drawEngines, drawKV, drawPairs} from './engines.js'
-import {drawFacts, drawLatest, drawPolicies, drawTroubled} from './tables.js'
+import {drawFacts, drawLatest, drawPolicies, drawStreams, drawTroubled} from './tables.js'
+import {interrupted} from './history.js'
+import {closeMoment} from './moment.js'
 import {explain} from './request.js'
 import {dropToken, follow, setToken, token} from './stream.js'
 import {words} from './format.js'
@@ -25,7 +27,7 @@ function problems(s) {
     if (e.state === 'unhealthy' || e.state === 'down') add(true, `Engine ${e.name} (${e.role}) is ${e.state}`)
     else if (e.circuit !== 'closed') add(e.circuit === 'open', `The circuit of engine ${e.name} is ${words(e.circuit)}`)
     else if (e.state === 'draining' || e.state === 'asleep') add(false, `Engine ${e.name} is ${e.state}`)
-    if (e.distrust) add(false, `The KV index and engine ${e.name} disagree: ${words(e.distrust)}`)
+    if (e.index === 'disagrees') add(false, `The KV index and engine ${e.name} disagree: ${words(e.distrust)}`)
   }
   for (const role of ['prefill', 'decode']) {
     const of = s.engines.filter(e => e.role === role)
@@ -33,6 +35,7 @@ function problems(s) {
   }
   for (const p of s.pairs) {
     if (p.refused) add(false, `The pair ${p.prefill} → ${p.decode} is impossible: ${p.refused}`)
+    else if (p.unavailable) continue // the list names the engine
     else if (p.state === 'broken') add(true, `The pair ${p.prefill} → ${p.decode} is broken: ${words(p.last_error)}`)
   }
   for (const p of s.policies) {
@@ -56,6 +59,7 @@ function draw(s) {
   drawPairs(s)
   drawKV(s)
   drawPolicies(s)
+  drawStreams(s)
   drawTroubled(s)
   drawLatest(s)
 }
@@ -72,7 +76,10 @@ function connect() {
       live()
       if (!paused) draw(s)
     },
-    lost: reason => status('lost', reason + '. The page connects again'),
+    lost(reason) {
+      interrupted()
+      status('lost', reason + '. The page connects again')
+    },
     refused() {
       setText(byId('login-error'), token() ? 'This token is not valid.' : '')
       dropToken()
@@ -102,6 +109,8 @@ byId('lookup').addEventListener('submit', event => {
   event.preventDefault()
   explain(byId('request-id').value.trim())
 })
+
+byId('moment-close').addEventListener('click', closeMoment)
 
 document.addEventListener('click', event => {
   const button = event.target.closest('button[data-request]')

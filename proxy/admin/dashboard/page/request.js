@@ -1,6 +1,6 @@
 // One request: why it went to its engines, with its legs on a timeline.
-import {byId, el, pill} from './dom.js'
-import {clock, ms, number, words} from './format.js'
+import {byId, el, labelled, pill} from './dom.js'
+import {clock, ms, number, percent, seam, words} from './format.js'
 import {ask} from './stream.js'
 
 const result = () => byId('explained')
@@ -42,6 +42,7 @@ function explanation(e) {
     facts([['Outcome', pill(e.outcome === 'ok' ? 'good' : good ? '' : 'bad', words(e.outcome) + (e.status ? ', ' + e.status : ''))], ['Came', clock(e.arrival)],
       ['Duration', ms(e.duration_ms)], ['Flow', words(e.flow)], ['Policy', e.policy], ['Model', e.model], ['Conversation', e.conversation && `turn ${e.turn}`]]),
     ...(e.legs.length ? [timeline(e), legs(e)] : [el('p', {class: 'soft'}, 'The request had no leg.')]),
+    ...section('Where the stream broke off', (e.continuations ?? []).map(c => `at ${ms(c.at_ms)}: ${seam(c)}`)),
     ...section('Fallbacks', e.fallbacks.map(f => `${words(f.what)}: ${words(f.reason)}`)),
     ...section('Notes', e.notes ?? []),
     ...candidates(e.candidates),
@@ -73,21 +74,27 @@ function bar(kind, from, to, at) {
   return i
 }
 
-const head = (...names) => el('thead', {}, el('tr', {}, ...names.map(([name, n]) => el('th', {scope: 'col', class: n ? 'n' : null}, name))))
-const scrolled = (label, table) => el('div', {class: 'scroll', role: 'region', tabindex: '0', 'aria-label': label}, table)
-
-function legs(e) {
-  return scrolled('Legs', el('table', {}, head(['Leg'], ['Engine'], ['Rank', 1], ['Try', 1], ['Start', 1], ['First byte', 1], ['End', 1], ['Status', 1], ['Error']),
-    el('tbody', {id: 'legs'}, ...e.legs.map(l => el('tr', {}, el('th', {scope: 'row'}, l.phase), el('td', {}, l.engine),
-      ...[l.rank, l.attempt, ms(l.start_ms), ms(l.first_byte_ms), ms(l.end_ms), l.status || '–'].map(v => el('td', {class: 'n'}, String(v))),
-      el('td', {class: failed(l) ? 'bad' : null}, l.error ? words(l.error) : '–'))))))
+/** A table of columns [name, whether its values are numbers], and of rows of cells. */
+function table(label, columns, rows, id = null) {
+  const names = columns.map(([name]) => name)
+  return el('div', {class: 'scroll', role: 'region', tabindex: '0', 'aria-label': label}, el('table', {class: 'rows'},
+    el('thead', {}, el('tr', {}, ...columns.map(([name, n]) => el('th', {scope: 'col', class: n ? 'n' : null}, name)))),
+    el('tbody', {id}, ...rows.map(cells => labelled(el('tr', {}, ...cells), names)))))
 }
+
+const numbers = values => values.map(v => el('td', {class: 'n'}, String(v)))
+
+const legs = e => table('Legs', [['Leg'], ['Engine'], ['Rank', 1], ['Try', 1], ['Start', 1], ['First byte', 1], ['End', 1], ['Status', 1], ['Error']],
+  e.legs.map(l => [el('th', {scope: 'row'}, l.phase), el('td', {}, l.engine),
+    ...numbers([l.rank, l.attempt, ms(l.start_ms), ms(l.first_byte_ms), ms(l.end_ms), l.status || '–']),
+    el('td', {class: failed(l) ? 'bad' : null}, l.error ? words(l.error) : '–')]), 'legs')
 
 function candidates(rows) {
   if (!rows.length) return []
-  return [el('div', {}, el('h3', {}, 'Engines that the policy could choose'), scrolled('Engines that the policy could choose', el('table', {},
-    head(['Engine'], ['Role'], ['Rank', 1], ['Score', 1], ['Requests', 1], ['Tokens', 1], ['Queued', 1], ['Blocks on GPU', 1], ['KV memory', 1], ['Pair']),
-    el('tbody', {}, ...rows.map(c => el('tr', {}, el('th', {scope: 'row'}, c.engine), el('td', {}, c.facts.role),
-      ...[c.rank, c.score == null ? '–' : number(c.score), c.facts.requests, number(c.facts.tokens), number(c.facts.queued), c.facts.blocks_gpu, c.facts.usage ? (100 * c.facts.usage).toFixed(0) + ' %' : '–']
-        .map(v => el('td', {class: 'n'}, String(v))), el('td', {}, c.facts.pair)))))))]
+  const title = 'Engines that the policy could choose'
+  return [el('div', {}, el('h3', {}, title), table(title,
+    [['Engine'], ['Role'], ['Rank', 1], ['Score', 1], ['Requests', 1], ['Tokens', 1], ['Queued', 1], ['Blocks on GPU', 1], ['KV memory', 1], ['Pair']],
+    rows.map(c => [el('th', {scope: 'row'}, c.engine), el('td', {}, c.facts.role),
+      ...numbers([c.rank, c.score == null ? '–' : number(c.score), c.facts.requests, number(c.facts.tokens), number(c.facts.queued), c.facts.blocks_gpu, percent(c.facts.usage)]),
+      el('td', {}, c.facts.pair)])))]
 }

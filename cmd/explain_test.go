@@ -1,0 +1,78 @@
+package cmd
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/cmd/exit"
+)
+
+// explained is the answer of a proxy, as GET /v1/explain gives it.
+const explained = `{"request_id":"a b","flow":"prefill_first","policy":"kv_aware","disagg_id":7,"outcome":"broken","status":200,"duration_ms":1234.567,
+ "model":"m","requested_model":"alias","score_better":"low","score_unit":"s",
+ "candidates":[
+  {"engine":"p0","rank":0,"score":0.0123456,"facts":{"role":"prefill","tokens":0,"requests":0,"queued":0,"blocks_gpu":12,"blocks_cpu":0,"blocks_disk":3,"block_tokens":16,"home":"prefill","group":1,
+   "usage":0.376,"token_us":12.3456,"recent_tokens":123456.7,"recent_requests":354.85052,"busy":0.0123,"trial":true,"pair":"unknown","adapter":"running","colour":"red"}},
+  {"engine":"d0","rank":1,"score":-2500.4,"facts":{"role":"both","tokens":1,"requests":1,"queued":80,"blocks_gpu":0,"home":"none","group":0,"trial":false,"pair":"ready"}},
+  {"engine":"d1","rank":0,"score":null,"facts":{"role":"decode"}}],
+ "legs":[
+  {"phase":"prefill","engine":"p0","attempt":1,"start_ms":0.1,"first_byte_ms":null,"end_ms":5.04,"status":0,"error":"dial","cause":"dial engine: connection refused"},
+  {"phase":"prefill","engine":"p0","attempt":2,"start_ms":10,"first_byte_ms":12.5,"end_ms":12.5,"status":200,"error":""},
+  {"phase":"decode","engine":"d0","rank":1,"attempt":1,"start_ms":13,"first_byte_ms":123.45,"end_ms":1234.6,"status":200,"error":"aborted"}],
+ "fallbacks":[{"what":"plan","reason":"late"}],"notes":["a note"],
+ "continuations":[{"at_ms":20,"tokens":7,"result":"continued","gap_ms":5.5,"prefill":"p1","decode":"d1"},{"at_ms":30.25,"tokens":9,"result":"seam"}]}`
+
+const explanation = `request a b: broken (status 200) in 1235 ms
+flow prefill_first, policy kv_aware, disagg id 7
+model m, requested as alias
+
+LEG      ENGINE  RANK  ATTEMPT  START (ms)  FIRST BYTE (ms)  END (ms)  STATUS  ERROR
+prefill  p0      0     1        0.1         -                5.04      -       dial: dial engine: connection refused
+prefill  p0      0     2        10          12.5             12.5      200     
+decode   d0      1     1        13          123.5            1235      200     aborted
+
+CANDIDATE  RANK  CHOSEN FOR  SCORE (s, low is good)  FACTS
+p0         0     prefill     0.01235                 prefill, 0 tokens in flight, 0 requests in flight, 0 tokens waiting for prefill, 12 KV blocks in GPU memory, 3 on disk, 16 tokens per block, 37.6 % of KV memory in use, prefill takes 12.35 µs per token, 354.9 recent requests, 123457 recent prompt tokens, busy 1.23 % of the last minute, pairs in group 1, home of the conversation (prefill), LoRA adapter running, gets a trial request, because its circuit was open, colour red
+d0         1     decode      -2500                   prefill and decode, 1 token in flight, 1 request in flight, 80 tokens waiting for prefill, 0 KV blocks in GPU memory, pair ready
+d1         0     -           -                       decode
+the stream broke off at 20 ms, behind 7 tokens: continued on p1 and d1 after a gap of 5.5 ms
+the stream broke off at 30.25 ms, behind 9 tokens: seam
+fallback: plan (late)
+note: a note
+`
+
+func TestExplain(t *testing.T) {
+	answer := explained
+	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer secret" || r.URL.Path != "/v1/explain/a b" {
+			w.WriteHeader(http.StatusNotFound)
+			w.Write([]byte(`{"error":{"message":"no request of this id is among the last 4096"}}`))
+			return
+		}
+		w.Write([]byte(answer))
+	}))
+	defer admin.Close()
+	token := write(t, "secret\n")
+	explain := func(id string) (code int, stdout, stderr string) {
+		return run("explain", id, "--admin", admin.URL, "--token-file", token)
+	}
+	if code, stdout, stderr := explain("a b"); code != exit.OK || stdout != explanation {
+		t.Errorf("exit %d, stderr %q, got\n%s\nwant\n%s", code, stderr, stdout, explanation)
+	}
+	for name, tt := range map[string]struct{ answer, want string }{
+		"no scores":    {`{"policy":"least_load","candidates":[{"engine":"e","score":null,"facts":{}}]}`, "policy least_load gives no scores: it compares the facts\n"},
+		"no direction": {`{"policy":"p/q","score_unit":"tokens","candidates":[{"engine":"e","score":1,"facts":{}}]}`, "policy p/q does not state whether a high score is good\n"},
+		"no unit":      {`{"policy":"p/q","score_better":"high","candidates":[{"engine":"e","score":1e6,"facts":{}}]}`, "SCORE (high is good)  FACTS\ne          0     -           1000000"},
+		"no placement": {`{"request_id":"a b","outcome":"rejected","status":429,"flow":"none"}`, "request a b: rejected (status 429) in 0 ms\nthe request had no leg\n"},
+	} {
+		answer = tt.answer
+		if _, stdout, _ := explain("a b"); !strings.Contains(stdout, tt.want) {
+			t.Errorf("%s: %q is missing:\n%s", name, tt.want, stdout)
+		}
+	}
+	if code, _, stderr := explain("other"); code != exit.Failure || !strings.Contains(stderr, "explain other: no request of this id is among the last 4096") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
