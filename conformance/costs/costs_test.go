@@ -255,22 +255,24 @@ func (p *proxy) measure(name string, n int, step func()) {
 		}
 	}
 	all(n) // fills pools, opens connections
-	// The history of the dashboard allocates 160 times in two seconds. The share of a step is below
-	// a half, however many of these moments a run has more than the pause behind it.
 	const repeats = 4
-	var mallocs []float64 // of three runs: a quiet program gives memory back and empties its pools at most once in them
+	var mallocs []float64
+	var took time.Duration
 	for range 3 {
-		p.memory()
 		before, began := p.memory().Mallocs, time.Now()
 		all(repeats * n)
-		took := time.Since(began)
-		after := p.memory().Mallocs
-		time.Sleep(took) // timers and a report allocate as much as before
-		idle := p.memory().Mallocs - after
-		mallocs = append(mallocs, (float64(after-before)-float64(idle))/float64(repeats*n))
+		took = time.Since(began)
+		mallocs = append(mallocs, float64(p.memory().Mallocs-before))
 	}
 	slices.Sort(mallocs)
-	testbed.Cost(p.t, name+": allocations", mallocs[1])
+	// Timers and the history of the dashboard allocate in each period of this length. The program gives
+	// memory back in the first quiet second after a load. Giving back allocates once, so that it is not
+	// part of the period.
+	time.Sleep(2100 * time.Millisecond)
+	quiet := p.memory().Mallocs
+	time.Sleep(took)
+	idle := float64(p.memory().Mallocs - quiet)
+	testbed.Cost(p.t, name+": allocations", (mallocs[1]-idle)/float64(repeats*n))
 	testbed.Cost(p.t, name+": system calls", float64(p.calls(func() { all(n) }))/float64(n))
 }
 
