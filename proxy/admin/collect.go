@@ -20,7 +20,7 @@ type collector struct {
 }
 
 func newCollector(d *dashboardView, traffic bool) *collector {
-	return &collector{view: d, traffic: traffic, next: make(map[string]position)}
+	return &collector{view: d, traffic: traffic, meter: d.history.Meter(), next: make(map[string]position)}
 }
 
 // position is where the reader of a process's Recent continues.

@@ -199,6 +199,31 @@ func TestHistoryOfAllWorkers(t *testing.T) {
 	})
 }
 
+// TestFirstSnapshot: the first snapshot of a viewer has the rates of the time before the viewer came.
+func TestFirstSnapshot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &parts{list: []DashboardPart{part("a", 0, "ok")}}
+		o := watched(t, p).view.o
+		end := make(chan struct{})
+		o.Unwatch = end
+		d := newDashboardView(o)
+		for n := range 10 {
+			synctest.Wait()
+			p.set(part("a", 8*(n+1), "ok")) // 4 per second
+			time.Sleep(dashboard.Step)
+		}
+		var s Snapshot
+		if err := json.Unmarshal(d.hub.Begin()(t.Context()), &s); err != nil {
+			t.Fatal(err)
+		}
+		if s.Traffic.Requests != 4 || s.Traffic.Outcomes["ok"] != 4 {
+			t.Errorf("got %+v", s.Traffic)
+		}
+		close(end)
+		synctest.Wait()
+	})
+}
+
 // held are workers that answer with the requests of a period.
 type held struct {
 	workers

@@ -21,6 +21,7 @@ type Point struct {
 type History struct {
 	mu     sync.Mutex
 	levels [3]level // the finest first; guarded by mu
+	meter  Meter    // as of the last Add; guarded by mu
 }
 
 // level is a ring of points with one distance.
@@ -47,6 +48,15 @@ func (h *History) Add(m *Meter, now Gauges) {
 	for i := range h.levels {
 		h.levels[i].add(m, now)
 	}
+	h.meter = m.Clone()
+}
+
+// Meter returns a copy of the Meter of the last Add. The copy has the traffic of the last Window, so that
+// the first rates of a new viewer are those of the history. Before the first Add, the copy is empty.
+func (h *History) Meter() Meter {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.meter.Clone()
 }
 
 // add adds a point if it is due. The traffic of a point begins with the point before it, but Window

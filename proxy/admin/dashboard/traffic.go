@@ -85,6 +85,11 @@ func (m *Meter) Report(process string, now telemetry.Totals) {
 	m.last[process] = now
 }
 
+// Clone returns a Meter that continues with the same samples.
+func (m *Meter) Clone() Meter {
+	return Meter{last: maps.Clone(m.last), sum: m.sum, samples: slices.Clone(m.samples)}
+}
+
 // Forget drops a process. If the process reports again, it counts as a new one.
 func (m *Meter) Forget(process string) { delete(m.last, process) }
 
