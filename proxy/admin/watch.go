@@ -99,6 +99,7 @@ type Snapshot struct {
 	// is how many of them gave no answer in time.
 	Workers  *int               `json:"workers"`
 	Silent   int                `json:"silent_workers"`
+	Seconds  float64            `json:"seconds"` // the traffic has begun so long before Time
 	Traffic  dashboard.Traffic  `json:"traffic"`
 	Engines  []SnapshotEngine   `json:"engines"`
 	Pairs    []SnapshotPair     `json:"pairs"`
@@ -154,8 +155,9 @@ func (w *watch) snapshot(ctx context.Context) []byte {
 		w.troubled = append(w.troubled, p.Recent.Troubled...)
 		addPrompts(prompts, p.Recent.Prompts)
 	}
-	s.Traffic, _ = w.meter.Traffic()
-	s.Traffic.Gauges = gauges
+	var took time.Duration
+	s.Traffic, took = w.meter.Traffic()
+	s.Traffic.Gauges, s.Seconds = gauges, took.Seconds()
 	w.latest, w.troubled = newest(w.latest, maxLatest, nil), newest(w.troubled, maxTroubled, make(journal.Troubles))
 	s.Latest, s.Troubled = w.latest, w.troubled
 	s.Engines = w.view.engines(now, w.hits(now, prompts))

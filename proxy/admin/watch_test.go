@@ -216,7 +216,7 @@ func TestFirstSnapshot(t *testing.T) {
 		if err := json.Unmarshal(d.hub.Begin()(t.Context()), &s); err != nil {
 			t.Fatal(err)
 		}
-		if s.Traffic.Requests != 4 || s.Traffic.Outcomes["ok"] != 4 {
+		if s.Seconds != 10 || s.Traffic.Requests != 4 || s.Traffic.Outcomes["ok"] != 4 {
 			t.Errorf("got %+v", s.Traffic)
 		}
 		close(end)

@@ -17,7 +17,7 @@ export const whole = () => ranges.find(r => points.at(-1).time - points[0].time 
 /** Adds a snapshot. Returns a promise of true if it read the history. */
 export async function add(snapshot) {
   const now = snapshot.time
-  points.push({...snapshot.traffic, time: now, seconds: 10})
+  points.push({...snapshot.traffic, time: now, seconds: snapshot.seconds})
   if (now < due) return false
   due = now + refresh
   try {

@@ -41,11 +41,14 @@ function about(held, running, shown) {
     held.troubled.length && 'those that failed or deviated come first', shown < all && `the list shows ${count(shown)}`].filter(Boolean).join('; ') + '.'
 }
 
+/** Times are rounded to milliseconds: they differ by less than this, in seconds. */
+const rounding = .002
+
 /** What the list lacks, '' for nothing. */
 function missing(from, to, held) {
   const texts = []
   if (held.since > to) texts.push(`The proxy no longer holds the requests of this moment: the requests that it holds begin at ${clock(held.since)}.`)
-  else if (held.since > from) texts.push(`The proxy no longer holds all requests of this moment: some that ended before ${clock(held.since)} are missing.`)
+  else if (held.since > from + rounding) texts.push(`The proxy no longer holds all requests of this moment: some that ended before ${clock(held.since)} are missing.`)
   if (texts.length) texts.push('Each process keeps its last 4096 requests.')
   if (held.silent_workers) texts.push(`${held.silent_workers} workers did not answer: their requests are missing.`)
   return texts.join(' ')
