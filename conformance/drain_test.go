@@ -77,12 +77,16 @@ func (f *fleet) readMany(n int) (list []*reading) {
 func (f *fleet) underWay(list []*reading) {
 	f.t.Helper()
 	f.eventually("all streams are under way", func() bool {
+		all := true
 		for _, r := range list {
-			if r.events.Load() < 30 {
-				return false
+			select {
+			case <-r.ended:
+				f.t.Fatalf("a stream has ended: %+v", r.answer)
+			default:
+				all = all && r.events.Load() >= 30
 			}
 		}
-		return true
+		return all
 	})
 }
 
