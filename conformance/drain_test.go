@@ -93,9 +93,7 @@ func (f *fleet) underWay(list []*reading) {
 // allRight lets the engines run fast, and asserts that each text is that of one engine alone.
 func (f *fleet) allRight(list []*reading) {
 	f.t.Helper()
-	for _, d := range f.decode {
-		d.SetDecodeUsPerToken(500)
-	}
+	f.decodeEvery(500)
 	for _, r := range list {
 		select {
 		case <-r.ended:
@@ -103,6 +101,13 @@ func (f *fleet) allRight(list []*reading) {
 		case <-time.After(time.Minute):
 			f.t.Fatal("a stream does not end")
 		}
+	}
+}
+
+// decodeEvery sets the time that the decode engines need for a token, in microseconds.
+func (f *fleet) decodeEvery(us int) {
+	for _, d := range f.decode {
+		d.SetDecodeUsPerToken(us)
 	}
 }
 
@@ -190,6 +195,8 @@ func TestRollingUpdate(t *testing.T) {
 		}
 		f := startFleet(t, connector, fleetOptions{prefill: 2, decode: 3, engine: slowDecode, config: moving})
 		streams := f.readMany(50)
+		const us = 600_000 // an answer takes ten minutes, so that none ends before the update
+		f.decodeEvery(us)
 		moves := 0
 		for n, d := range f.decode {
 			name := fmt.Sprint("d", n)
@@ -202,6 +209,7 @@ func TestRollingUpdate(t *testing.T) {
 			c := enginesim.Config{Connector: f.connector, Role: enginesim.RoleDecode, Listen: addr}
 			c.SGLang.HeaderOverrides = connector == sglangHeaders
 			slowDecode(c.Role, n, &c)
+			c.DecodeUsPerToken = us
 			keepKVPorts(&c, d)
 			f.decode[n] = startEngine(t, c)
 			f.drainEngine(http.MethodDelete, name+"/drain")
