@@ -53,11 +53,11 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	var problems config.Problems
 	if !errors.As(err, &problems) {
-		fmt.Fprintln(stderr, "pdproxy:", err)
+		fmt.Fprintln(stderr, "pdproxy:", printableLines(err.Error()))
 		return code
 	}
 	for _, p := range problems {
-		fmt.Fprintln(stderr, "pdproxy:", p)
+		fmt.Fprint(stderr, plain("pdproxy: %s\n", p))
 	}
 	return code
 }
