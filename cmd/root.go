@@ -77,6 +77,7 @@ It runs simulated engines and the proxy in one process, and prints requests to t
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return a.checkJSON(c) },
+		RunE:              func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetVersionTemplate(readVersion().String() + "\n")
 	// The root accepts these flags, so that they may stand before the name of a command.
