@@ -16,6 +16,9 @@ import (
 // router_args.py and kv_router_args.py in components/src/dynamo/common/configuration/groups.
 func Dynamo(f File) (Result, error) {
 	r := &report{}
+	if !r.accepts(f, "dynamo") {
+		return Result{}, r.problems
+	}
 	d := &dynamo{doc: &document{from: "the flags of Dynamo's frontend"}}
 	y := &yamlFile{report: r, file: f.Name}
 	graph, isGraph := y.graph(f)
@@ -28,7 +31,7 @@ func Dynamo(f File) (Result, error) {
 		g := &dynamoGraph{yamlFile: y, dynamo: d}
 		g.read(graph)
 	default:
-		d.flags = readFlags(r, f, []string{"dynamo.frontend"}, dynamoFlags())
+		d.flags = readFlags(r, f, programsOf("dynamo"), dynamoFlags())
 		d.read()
 		if len(r.problems) == 0 {
 			d.warn(d.file, 0, "", "the result has no engine: the frontend finds its workers in %s. %s; name them as [[engine]]", d.discovery(), noHTTP)

@@ -16,7 +16,9 @@ import (
 // helm/values.yaml of release 0.1.13; the content tells which one it is.
 func ProductionStack(f File) (Result, error) {
 	r := &report{}
-	programs := []string{"vllm-router", "vllm_router", "vllm_router.app", "app.py"}
+	if !r.accepts(f, "production-stack") {
+		return Result{}, r.problems
+	}
 	g := &gateway{doc: &document{from: "the flags of the production stack's router"}, name: "the router", seen: map[string]bool{}}
 	values, isValues := chartValues(r, f, "routerSpec", "servingEngineSpec")
 	switch {
@@ -28,7 +30,7 @@ func ProductionStack(f File) (Result, error) {
 		v := &stackValues{yamlFile: values.yamlFile, gateway: g}
 		v.read(values)
 	default:
-		g.flags = readFlags(r, f, programs, stackFlags())
+		g.flags = readFlags(r, f, programsOf("production-stack"), stackFlags())
 		if len(g.order) > 0 {
 			g.stack(g.stackLabels)
 		}

@@ -11,9 +11,11 @@ import (
 // and of its Python launcher (bindings/python/src/sglang_router/router_args.py).
 func SGLangRouter(f File) (Result, error) {
 	r := &report{}
-	programs := []string{"sglang-router", "sglang_router", "smg", "amg", "sgl-model-gateway", "sglang_router.launch_router", "launch_router.py"}
+	if !r.accepts(f, "sglang-router") {
+		return Result{}, r.problems
+	}
 	g := &gateway{
-		flags: readFlags(r, f, programs, sglangFlags()),
+		flags: readFlags(r, f, programsOf("sglang-router"), sglangFlags()),
 		doc:   &document{from: "the flags of SGLang's model gateway"}, name: "sglang-router", seen: map[string]bool{},
 		defaults: gatewayDefaults{host: "0.0.0.0", metrics: "0.0.0.0", grace: 180,
 			headers: []string{"X-SMG-Routing-Key"}},

@@ -29,7 +29,11 @@ const DefaultRequestTimeout = 180 * time.Second
 // tensorrt_llm/llmapi/disagg_utils.py. The metadata server's file alone is accepted
 // too.
 func (in TRTLLM) Import() (Result, error) {
-	r := &trtllm{yamlFile: yamlFile{report: &report{}, file: in.Disagg.Name}, doc: &document{from: "a TensorRT-LLM disagg_config.yaml"}}
+	found := &report{}
+	if !found.accepts(in.Disagg, "trtllm") {
+		return Result{}, found.problems
+	}
+	r := &trtllm{yamlFile: yamlFile{report: found, file: in.Disagg.Name}, doc: &document{from: "a TensorRT-LLM disagg_config.yaml"}}
 	root, ok := r.document(in.Disagg)
 	switch {
 	case !ok:
