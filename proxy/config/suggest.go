@@ -40,7 +40,7 @@ func nearest(value string, allowed []string) string {
 	best, distance := "", min(len(plain)/4+2, len(plain)) // the least distance that is too far
 	var related []string
 	for _, name := range allowed {
-		d := editDistance(plain, letters(name))
+		d := EditDistance(plain, letters(name))
 		if d < distance {
 			best, distance = name, d
 		}
@@ -67,7 +67,7 @@ func isPart(part, name string) bool {
 // isSeparator reports whether c stands between the words of a name.
 func isSeparator(c byte) bool { return c == '-' || c == '_' }
 
-// maxLetters bounds the time of editDistance. No key or named value of the configuration
+// maxLetters bounds the time of EditDistance. No key or named value of the configuration
 // is longer.
 const maxLetters = 64
 
@@ -84,9 +84,9 @@ func letters(name string) string {
 	}, name)
 }
 
-// editDistance returns the number of letters to insert, remove or replace that make b of
+// EditDistance returns the number of letters to insert, remove or replace that make b of
 // a.
-func editDistance(a, b string) int {
+func EditDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

@@ -35,6 +35,23 @@ type flagSpec struct {
 	negatable bool
 }
 
+// oneValue returns the specs of flags that take a value and have an equivalent.
+func oneValue(names ...string) map[string]flagSpec {
+	specs := make(map[string]flagSpec)
+	for _, name := range names {
+		specs[name] = flagSpec{arity: takesOne}
+	}
+	return specs
+}
+
+// noted is a flag that takes a value and has no equivalent.
+func noted(note string) flagSpec { return flagSpec{arity: takesOne, note: note} }
+
+// lostFlag is a flag like noted that changes what a request does, unless its value is in off.
+func lostFlag(note string, off ...string) flagSpec {
+	return flagSpec{arity: takesOne, note: note, lost: true, off: off}
+}
+
 // use is one occurrence of a flag.
 type use struct {
 	line   int
