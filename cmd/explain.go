@@ -23,8 +23,9 @@ func (a *app) explainCommand() *cobra.Command {
 		Use:   "explain REQUEST_ID",
 		Short: "Show why each leg of a request ran on its engine",
 		Long: `Show why each leg of a request ran on its engine: the candidates with their facts
-and scores, the legs with their times and the causes of failures, each place at which the stream
-broke off, and every fallback. Scores have the unit and the direction that the policy states.
+and scores, the legs with their times and the causes of failures, the reason if the proxy
+refused the request, each place at which the stream broke off and what followed, and every
+fallback. Scores have the unit and the direction that the policy states.
 
 The answer to a client has the id of its request in the header x-request-id.`,
 		Example: `  pdproxy explain 0198f3c2-7d1e-7c1a-9a53-0c7b1f6a2d10

@@ -73,11 +73,12 @@ It runs simulated engines and the proxy in one process, and prints requests to t
 		Example: `  pdproxy demo                  # simulated engines and the proxy
   pdproxy check config.toml     # every problem of a configuration, with its line
   pdproxy run config.toml       # serve`,
-		Version:           Version,
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return a.checkJSON(c) },
-		RunE:              func(c *cobra.Command, _ []string) error { return c.Help() },
+		Version:               Version,
+		SilenceErrors:         true,
+		DisableFlagsInUseLine: true,
+		SilenceUsage:          true,
+		PersistentPreRunE:     func(c *cobra.Command, _ []string) error { return a.checkJSON(c) },
+		RunE:                  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetVersionTemplate(readVersion().String() + "\n")
 	// The root accepts these flags, so that they may stand before the name of a command.
