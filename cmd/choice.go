@@ -115,6 +115,8 @@ func flagError(c *cobra.Command, err error) error {
 			cause = fmt.Errorf("want %s, found %q", numberOf(value.GetFlag().Value.Type()), value.GetValue())
 		}
 		return fmt.Errorf("--%s: %w", value.GetFlag().Name, cause)
+	case c.HasSubCommands() && c.Flags().NArg() > 0: // the flag may be one of the command that is meant
+		return subcommand(c, c.Flags().Args())
 	case errors.As(err, &name) && name.GetSpecifiedShortnames() == "":
 		var known []string
 		c.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, "--"+f.Name) })

@@ -49,6 +49,12 @@ func TestUnknownValues(t *testing.T) {
 		"quickstart push":                      `did you mean vllm-nixl-push?`,
 		"quickstart vllm-p2p-nccl --prefill 2": `quickstart: the command "vllm-p2p-nccl" is retired`,
 		"import llmd x":                        `did you mean llm-d?`,
+		"import vllm x":                        `import: the command must be one of "dynamo", "litellm", "llm-d", "production-stack", "sglang-router", "trtllm", "vllm-router", found "vllm", did you mean vllm-router?`,
+		"demo --place kv":                      `"kv_aware", "pair_aware", `,
+		"statu":                                `pdproxy: the command must be one of "admin-token", "bench", `,
+		"statu --once":                         `found "statu", did you mean status?`,
+		"keys lits --config x":                 `keys: the command must be one of "list", "new", "revoke", found "lits", did you mean list?`,
+		"--json explian x":                     `did you mean explain?`,
 		"keys lits":                            `keys: the command must be one of`,
 	} {
 		code, _, stderr := run(strings.Fields(line)...)

@@ -71,7 +71,7 @@ func TestExitCodes(t *testing.T) {
 		"version as JSON":              {[]string{"version", "--json"}, exit.OK, `"version"`, ""},
 		"licences":                     {[]string{"version", "--licenses"}, exit.OK, "github.com/spf13/cobra", ""},
 		"help":                         {[]string{"--help"}, exit.OK, "run", ""},
-		"unknown command":              {[]string{"fly"}, exit.Usage, "", "unknown command"},
+		"unknown command":              {[]string{"fly"}, exit.Usage, "", `the command must be one of "admin-token", `},
 		"unknown flag":                 {[]string{"check", "--fast", good}, exit.Usage, "", "--fast"},
 		"--version":                    {[]string{"--version"}, exit.OK, "pdproxy ", ""},
 		"ABIs":                         {[]string{"version"}, exit.OK, "(policy contract 2, proxy-wasm 0.1.0, 0.2.0, 0.2.1, go", ""},

@@ -26,7 +26,7 @@ func completeTree(c *cobra.Command) {
 			return completeArgument(names[len(args)])
 		}
 	}
-	if c.HasParent() && c.HasSubCommands() {
+	if c.HasSubCommands() {
 		c.Args = subcommand
 	}
 	c.Flags().VisitAll(func(f *pflag.Flag) {
@@ -74,7 +74,13 @@ func subcommand(c *cobra.Command, args []string) error {
 	}
 	var names []string
 	for _, sub := range c.Commands() {
-		names = append(names, sub.Name())
+		if !sub.Hidden {
+			names = append(names, sub.Name())
+		}
 	}
-	return fmt.Errorf("%s: the command %w", strings.TrimPrefix(c.CommandPath(), "pdproxy "), config.OneOf(args[0], names...))
+	err := config.OneOf(args[0], names...)
+	if !c.HasParent() {
+		return fmt.Errorf("the command %w", err)
+	}
+	return fmt.Errorf("%s: the command %w", strings.TrimPrefix(c.CommandPath(), "pdproxy "), err)
 }

@@ -35,23 +35,52 @@ func editFile(path string, change func(text []byte) ([]byte, error)) error {
 	if text, err = change(text); err != nil {
 		return err
 	}
-	next, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	owner, _ := before.Sys().(*syscall.Stat_t)
+	next, err := writeBeside(path, text, before.Mode().Perm(), owner)
 	if err != nil {
 		return err
 	}
-	defer os.Remove(next.Name()) //nolint:errcheck // after the rename the name is free
-	_, err = next.Write(text)
-	if owner, ok := before.Sys().(*syscall.Stat_t); ok && err == nil {
-		err = keepOwner(next, owner)
-	}
-	err = errors.Join(err, next.Chmod(before.Mode().Perm()), next.Sync(), next.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(next.Name(), path); err != nil {
+	defer os.Remove(next) //nolint:errcheck // after the rename the name is free
+	if err := os.Rename(next, path); err != nil {
 		return err
 	}
 	return syncFolder(filepath.Dir(path))
+}
+
+// makeFile makes a file, which only its owner can read, of that which change returns for no text. A
+// reader sees no file or the whole one. If the name exists, makeFile changes nothing and returns
+// fs.ErrExist.
+func makeFile(path string, change func(text []byte) ([]byte, error)) error {
+	text, err := change(nil)
+	if err != nil {
+		return err
+	}
+	next, err := writeBeside(path, text, 0o600, nil)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(next) //nolint:errcheck // the file has two names now, or none that is wanted
+	if err := os.Link(next, path); err != nil {
+		return err
+	}
+	return syncFolder(filepath.Dir(path))
+}
+
+// writeBeside writes a text durably into a new file beside path, and returns the name of the file.
+// owner nil: the owner is that of this process.
+func writeBeside(path string, text []byte, mode fs.FileMode, owner *syscall.Stat_t) (string, error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(text)
+	if owner != nil && err == nil {
+		err = keepOwner(f, owner)
+	}
+	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
+		return "", errors.Join(err, os.Remove(f.Name()))
+	}
+	return f.Name(), nil
 }
 
 // keepOwner gives a new file the owner and the group of the old one.

@@ -2,13 +2,14 @@ package cmd
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -22,8 +23,9 @@ func (a *app) explainCommand() *cobra.Command {
 		Use:   "explain REQUEST_ID",
 		Short: "Show why each leg of a request ran on its engine",
 		Long: `Show why each leg of a request ran on its engine: the candidates with their facts
-and scores, the legs with their times and the causes of failures, each place at which the stream
-broke off, and every fallback. Scores have the unit and the direction that the policy states.
+and scores, the legs with their times and the causes of failures, the reason if the proxy
+refused the request, each place at which the stream broke off and what followed, and every
+fallback. Scores have the unit and the direction that the policy states.
 
 The answer to a client has the id of its request in the header x-request-id.`,
 		Example: `  pdproxy explain 0198f3c2-7d1e-7c1a-9a53-0c7b1f6a2d10
@@ -53,7 +55,7 @@ func (a *app) explain(id string, admin adminFlags) error {
 		return exit.Failed(err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return exit.Failed(fmt.Errorf("explain %s: %s", id, refusal(resp.Status, body)))
+		return exit.Failed(errors.New(plain("explain %s: %s", id, refusal(resp.Status, body))))
 	}
 	if a.json {
 		_, err := a.out.Write(body)
@@ -63,80 +65,90 @@ func (a *app) explain(id string, admin adminFlags) error {
 	if err := json.Unmarshal(body, &e); err != nil {
 		return exit.Failed(err)
 	}
-	return exit.Failed(a.printExplanation(&e))
+	_, err = io.WriteString(a.out, explanation(&e))
+	return exit.Failed(err)
 }
 
-func (a *app) printExplanation(e *journal.Explanation) error {
-	fmt.Fprintf(a.out, "request %s: %s (status %d) in %s ms\n", e.RequestID, e.Outcome, e.Status, rounded(e.DurationMS))
+// explanation returns the text of an explanation.
+func explanation(e *journal.Explanation) string {
+	var out strings.Builder
+	say := func(format string, args ...any) { out.WriteString(plain(format+"\n", args...)) }
+	say("request %s: %s (status %d) in %s ms", e.RequestID, e.Outcome, e.Status, rounded(e.DurationMS))
+	if e.ErrorCode != "" {
+		say("error %s: %s", e.ErrorCode, meaning(e.ErrorCode))
+	}
 	if e.Policy != "" {
-		fmt.Fprintf(a.out, "flow %s, policy %s, disagg id %d\n", e.Flow, e.Policy, e.DisaggID)
+		say("flow %s, policy %s, disagg id %d", e.Flow, e.Policy, e.DisaggID)
 	}
 	if e.RequestedModel != "" {
-		fmt.Fprintf(a.out, "model %s, requested as %s\n", e.Model, e.RequestedModel)
+		say("model %s, requested as %s", e.Model, e.RequestedModel)
 	}
 	if e.Coordination != "" {
-		fmt.Fprintf(a.out, "coordination policy: %s\n", e.Coordination)
+		say("coordination policy: %s", e.Coordination)
 	}
 	if e.Turn > 0 {
-		fmt.Fprintf(a.out, "turn %d of conversation %s\n", e.Turn, orNone(e.Conversation))
+		say("turn %d of conversation %s", e.Turn, orNone(e.Conversation))
 	}
-	if err := a.printLegs(e); err != nil {
-		return err
-	}
-	if err := a.printCandidates(e); err != nil {
-		return err
-	}
+	out.WriteString(legTable(e) + candidateTable(e))
 	for _, c := range e.Continuations {
-		fmt.Fprintf(a.out, "the stream broke off at %s ms, behind %d tokens: %s", rounded(c.AtMS), c.Tokens, c.Result)
-		if c.GapMS != nil {
-			fmt.Fprintf(a.out, " on %s after a gap of %s ms", strings.TrimPrefix(c.Prefill+" and "+c.Decode, " and "), rounded(*c.GapMS))
+		say("the stream broke off at %s ms, behind %d tokens: %s", rounded(c.AtMS), c.Tokens, brokeOff(c))
+	}
+	if e.Outcome == "broken" && len(e.Continuations) == 0 { // the configuration continues no stream
+		if l, failed := lastFailure(e.Legs); failed {
+			say("the stream broke off: %s on %s failed (%s)", l.Phase, l.Engine, failure(l))
 		}
-		fmt.Fprintln(a.out)
 	}
 	for _, f := range e.Fallbacks {
-		fmt.Fprintf(a.out, "fallback: %s (%s)\n", f.What, f.Reason)
+		say("fallback: %s (%s)", f.What, f.Reason)
 	}
 	for _, n := range e.Notes {
-		fmt.Fprintf(a.out, "note: %s\n", n)
+		say("note: %s", n)
 	}
-	return nil
+	return out.String()
 }
 
-func (a *app) printLegs(e *journal.Explanation) error {
+// legTable returns the table of the legs.
+func legTable(e *journal.Explanation) string {
 	if len(e.Legs) == 0 {
-		_, err := fmt.Fprintln(a.out, "the request had no leg")
-		return err
+		return "the request had no leg\n"
 	}
-	w := tabwriter.NewWriter(a.out, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(w, "\nLEG\tENGINE\tRANK\tATTEMPT\tSTART (ms)\tFIRST BYTE (ms)\tEND (ms)\tSTATUS\tERROR")
+	rows := [][]string{{"LEG", "ENGINE", "RANK", "ATTEMPT", "START (ms)", "FIRST BYTE (ms)", "END (ms)", "STATUS", "ERROR"}}
 	for _, l := range e.Legs {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n",
-			l.Phase, l.Engine, l.Rank, l.Attempt, rounded(l.StartMS), orDash(l.FirstByteMS), orDash(l.EndMS), status(l.Status), failure(l))
+		rows = append(rows, []string{l.Phase, l.Engine, strconv.Itoa(l.Rank), strconv.Itoa(l.Attempt),
+			rounded(l.StartMS), orDash(l.FirstByteMS), orDash(l.EndMS), status(l.Status), failure(l)})
 	}
-	return w.Flush()
+	return "\n" + plainTable(rows)
 }
 
-func (a *app) printCandidates(e *journal.Explanation) error {
+// candidateTable returns the table of the candidates; "" without candidates.
+func candidateTable(e *journal.Explanation) string {
 	if len(e.Candidates) == 0 {
-		return nil
+		return ""
 	}
-	w := tabwriter.NewWriter(a.out, 0, 4, 2, ' ', 0)
-	fmt.Fprintf(w, "\nCANDIDATE\tRANK\tCHOSEN FOR\t%s\tFACTS\n", scoreTitle(e))
+	rows := [][]string{{"CANDIDATE", "RANK", "CHOSEN FOR", scoreTitle(e), "FACTS"}}
 	scored := false
 	for _, c := range e.Candidates {
 		scored = scored || c.Score != nil
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", c.Engine, c.Rank, chosenFor(e, c), orDash(c.Score), facts(c.Facts))
+		rows = append(rows, []string{c.Engine, strconv.Itoa(c.Rank), chosenFor(e, c), orDash(c.Score), facts(c.Facts)})
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
+	text := "\n" + plainTable(rows)
 	switch {
 	case !scored:
-		fmt.Fprintf(a.out, "policy %s gives no scores: it compares the facts\n", e.Policy)
+		text += plain("policy %s gives no scores: it compares the facts\n", e.Policy)
 	case e.ScoreBetter == "":
-		fmt.Fprintf(a.out, "policy %s does not state whether a high score is good\n", e.Policy)
+		text += plain("policy %s does not state whether a high score is good\n", e.Policy)
 	}
-	return nil
+	return text
+}
+
+// lastFailure returns the last leg that failed.
+func lastFailure(legs []journal.ExplainedLeg) (l journal.ExplainedLeg, failed bool) {
+	for _, l := range slices.Backward(legs) {
+		if l.Error != "" {
+			return l, true
+		}
+	}
+	return l, false
 }
 
 // failure returns why a leg failed: the reason, and the text of the error.

@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/pdproxy/pdproxy/proxy/journal"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // factWords are the words for the facts of a candidate, in the order of the output. abi/README.md
@@ -77,6 +80,48 @@ func facts(facts map[string]any) string {
 		}
 	}
 	return strings.Join(list, ", ")
+}
+
+// notContinued are the words for the results of a stream that another engine does not continue.
+var notContinued = map[string]string{
+	"no_ids":     "the API or the engine sends no token ids",
+	"cumulative": "each event repeats the events before it",
+	"sequences":  "the request has more than one sequence",
+	"guided":     "a grammar would begin anew",
+	"sampling":   "a sampling parameter counts the output alone",
+	"prompt":     "the prompt is more than its token ids, or the new engine had another prompt",
+	"reasoning":  "the answer was inside its reasoning",
+	"tool_calls": "the answer had called a tool",
+	"seam":       "no place is known at which the texts of both engines meet",
+	"off":        "the client or the configuration excludes it",
+	"too_long":   "the stream has more tokens than retry.continue_tokens",
+	"memory":     "limits.buffer_memory has no room",
+	"refused":    "the engine or the proxy ended the stream on purpose",
+	"attempts":   "the stream has broken off too often",
+	"late":       "no engine went on in time",
+	"budget":     "the retry budget is used up",
+	"no_engine":  "no other engine can go on",
+}
+
+// brokeOff says what followed a place at which a stream broke off.
+func brokeOff(c journal.ExplainedContinuation) string {
+	switch {
+	case c.GapMS != nil:
+		return fmt.Sprintf("continued on %s after a gap of %s ms", strings.TrimPrefix(c.Prefill+" and "+c.Decode, " and "), rounded(*c.GapMS))
+	case c.Result == "completed":
+		return "the proxy sent the missing end"
+	}
+	return strings.TrimSuffix("not continued, "+c.Result+": "+notContinued[c.Result], ": ")
+}
+
+// meaning describes the code of an error; "" for a code of a proxy of a later version.
+func meaning(code string) string {
+	for _, c := range openai.Codes() {
+		if c.String() == code {
+			return c.Info().Meaning
+		}
+	}
+	return ""
 }
 
 // singular makes the words for 1 of the words for other numbers.

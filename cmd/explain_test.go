@@ -1,12 +1,16 @@
 package cmd
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
 // explained is the answer of a proxy, as GET /v1/explain gives it.
@@ -24,21 +28,33 @@ const explained = `{"request_id":"a b","flow":"prefill_first","policy":"kv_aware
  "fallbacks":[{"what":"plan","reason":"late"}],"notes":["a note"],
  "continuations":[{"at_ms":20,"tokens":7,"result":"continued","gap_ms":5.5,"prefill":"p1","decode":"d1"},{"at_ms":30.25,"tokens":9,"result":"seam"}]}`
 
-const explanation = `request a b: broken (status 200) in 1235 ms
+const explainedText = `request a b: broken (status 200) in 1235 ms
 flow prefill_first, policy kv_aware, disagg id 7
 model m, requested as alias
 
 LEG      ENGINE  RANK  ATTEMPT  START (ms)  FIRST BYTE (ms)  END (ms)  STATUS  ERROR
-prefill  p0      0     1        0.1         -                5.04      -       dial: dial engine: connection refused
-prefill  p0      0     2        10          12.5             12.5      200     
+prefill  p0      0     1        0.1         -                5.04      -       dial: dial engine: connection
+                                                                               refused
+prefill  p0      0     2        10          12.5             12.5      200
 decode   d0      1     1        13          123.5            1235      200     aborted
 
 CANDIDATE  RANK  CHOSEN FOR  SCORE (s, low is good)  FACTS
-p0         0     prefill     0.01235                 prefill, 0 tokens in flight, 0 requests in flight, 0 tokens waiting for prefill, 12 KV blocks in GPU memory, 3 on disk, 16 tokens per block, 37.6 % of KV memory in use, prefill takes 12.35 µs per token, 354.9 recent requests, 123457 recent prompt tokens, busy 1.23 % of the last minute, pairs in group 1, home of the conversation (prefill), LoRA adapter running, gets a trial request, because its circuit was open, colour red
-d0         1     decode      -2500                   prefill and decode, 1 token in flight, 1 request in flight, 80 tokens waiting for prefill, 0 KV blocks in GPU memory, pair ready
+p0         0     prefill     0.01235                 prefill, 0 tokens in flight, 0 requests in
+                                                     flight, 0 tokens waiting for prefill, 12 KV
+                                                     blocks in GPU memory, 3 on disk, 16 tokens per
+                                                     block, 37.6 % of KV memory in use, prefill
+                                                     takes 12.35 µs per token, 354.9 recent
+                                                     requests, 123457 recent prompt tokens, busy
+                                                     1.23 % of the last minute, pairs in group 1,
+                                                     home of the conversation (prefill), LoRA
+                                                     adapter running, gets a trial request, because
+                                                     its circuit was open, colour red
+d0         1     decode      -2500                   prefill and decode, 1 token in flight, 1
+                                                     request in flight, 80 tokens waiting for
+                                                     prefill, 0 KV blocks in GPU memory, pair ready
 d1         0     -           -                       decode
 the stream broke off at 20 ms, behind 7 tokens: continued on p1 and d1 after a gap of 5.5 ms
-the stream broke off at 30.25 ms, behind 9 tokens: seam
+the stream broke off at 30.25 ms, behind 9 tokens: not continued, seam: no place is known at which the texts of both engines meet
 fallback: plan (late)
 note: a note
 `
@@ -58,14 +74,19 @@ func TestExplain(t *testing.T) {
 	explain := func(id string) (code int, stdout, stderr string) {
 		return run("explain", id, "--admin", admin.URL, "--token-file", token)
 	}
-	if code, stdout, stderr := explain("a b"); code != exit.OK || stdout != explanation {
-		t.Errorf("exit %d, stderr %q, got\n%s\nwant\n%s", code, stderr, stdout, explanation)
+	if code, stdout, stderr := explain("a b"); code != exit.OK || stdout != explainedText {
+		t.Errorf("exit %d, stderr %q, got\n%s\nwant\n%s", code, stderr, stdout, explainedText)
 	}
 	for name, tt := range map[string]struct{ answer, want string }{
 		"no scores":    {`{"policy":"least_load","candidates":[{"engine":"e","score":null,"facts":{}}]}`, "policy least_load gives no scores: it compares the facts\n"},
 		"no direction": {`{"policy":"p/q","score_unit":"tokens","candidates":[{"engine":"e","score":1,"facts":{}}]}`, "policy p/q does not state whether a high score is good\n"},
 		"no unit":      {`{"policy":"p/q","score_better":"high","candidates":[{"engine":"e","score":1e6,"facts":{}}]}`, "SCORE (high is good)  FACTS\ne          0     -           1000000"},
 		"no placement": {`{"request_id":"a b","outcome":"rejected","status":429,"flow":"none"}`, "request a b: rejected (status 429) in 0 ms\nthe request had no leg\n"},
+		"refused":      {`{"request_id":"a b","outcome":"shed","status":429,"error_code":"queue_full"}`, "request a b: shed (status 429) in 0 ms\nerror queue_full: Too many requests run and wait.\n"},
+		"later code":   {`{"request_id":"a b","outcome":"shed","status":429,"error_code":"later"}`, "\nerror later: \n"},
+		"broke off":    {`{"outcome":"broken","legs":[{"phase":"decode","engine":"d0","error":"body","cause":"unexpected EOF"}]}`, "\nthe stream broke off: decode on d0 failed (body: unexpected EOF)\n"},
+		"completed":    {`{"continuations":[{"tokens":3,"result":"completed"}]}`, "behind 3 tokens: the proxy sent the missing end\n"},
+		"later result": {`{"continuations":[{"tokens":3,"result":"later"}]}`, "behind 3 tokens: not continued, later\n"},
 	} {
 		answer = tt.answer
 		if _, stdout, _ := explain("a b"); !strings.Contains(stdout, tt.want) {
@@ -74,5 +95,57 @@ func TestExplain(t *testing.T) {
 	}
 	if code, _, stderr := explain("other"); code != exit.Failure || !strings.Contains(stderr, "explain other: no request of this id is among the last 4096") {
 		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
+
+// TestExplainWritesNothingToTheTerminal: clients and engines choose texts, and no text has a
+// character that a terminal obeys.
+func TestExplainWritesNothingToTheTerminal(t *testing.T) {
+	const evil = "x\x1b]0;evil\a\u009b2J\r\ny"
+	var e journal.Explanation
+	e.RequestID, e.Outcome, e.Policy, e.Flow, e.Model, e.RequestedModel, e.Coordination, e.Conversation, e.Turn = evil, evil, evil, evil, evil, evil, evil, evil, 1
+	e.ErrorCode, e.ScoreUnit, e.Notes = evil, evil, []string{evil}
+	e.Candidates = []journal.ExplainedCandidate{{Engine: evil, Facts: map[string]any{"role": evil, "pair": evil, evil: evil}}}
+	e.Legs = []journal.ExplainedLeg{{Phase: evil, Engine: evil, Error: evil, Cause: evil}}
+	e.Fallbacks = []journal.ExplainedFallback{{What: evil, Reason: evil}}
+	e.Continuations = []journal.ExplainedContinuation{{Result: evil, Prefill: evil, Decode: evil}, {Result: "continued", GapMS: new(float64), Prefill: evil, Decode: evil}}
+	for status, answer := range map[int]any{
+		http.StatusOK:       e,
+		http.StatusNotFound: map[string]any{"error": map[string]string{"message": evil}},
+	} {
+		admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			_ = json.NewEncoder(w).Encode(answer) // the client is the test
+		}))
+		defer admin.Close()
+		_, stdout, stderr := run("explain", evil, "--admin", admin.URL)
+		if !strings.Contains(stdout+stderr, "x?]0;evil??2J??y") || strings.ContainsFunc(stdout+stderr, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+			t.Errorf("%d: %q %q", status, stdout, stderr)
+		}
+	}
+}
+
+// TestResultsOfContinuations: explain has words for each reason that the documents list.
+func TestResultsOfContinuations(t *testing.T) {
+	text, err := os.ReadFile("../docs/concepts/failures.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(text), "| reason | meaning |\n| --- | --- |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	listed := map[string]bool{}
+	for row := range strings.Lines(table) {
+		names := strings.Split(row, "`")
+		for i := 1; i < len(names) && strings.Count(strings.Join(names[:i], "`"), "|") == 1; i += 2 {
+			listed[names[i]] = true
+		}
+	}
+	for name := range listed {
+		if notContinued[name] == "" {
+			t.Errorf("explain has no words for %s", name)
+		}
+	}
+	if !found || len(listed) != len(notContinued) {
+		t.Errorf("the documents list %d reasons, explain %d", len(listed), len(notContinued))
 	}
 }

@@ -142,10 +142,10 @@ func (a *app) printImport(force bool) func(importer.Result, error) error {
 			return err
 		}
 		for _, w := range res.Warnings {
-			fmt.Fprintln(a.err, "warning:", w)
+			fmt.Fprint(a.err, plain("warning: %s\n", w))
 		}
 		for _, l := range res.Lost {
-			fmt.Fprintln(a.err, "left out:", l)
+			fmt.Fprint(a.err, plain("left out: %s\n", l))
 		}
 		_, err = fmt.Fprint(a.out, res.TOML)
 		return exit.Failed(err)

@@ -2,7 +2,9 @@ package cmd
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -148,14 +150,15 @@ func (a *app) addKey(path, line string) error {
 		return err
 	}
 	file := cfg.Server.Auth.KeysFile
-	created, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL, 0o600)
-	if err == nil {
-		created.Close()
+	change := func(text []byte) ([]byte, error) { return admission.AddKey(text, line, cfg.Tenants...) }
+	err = editFile(file, change)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = makeFile(file, change)
 	}
-	if err := editFile(file, func(text []byte) ([]byte, error) { return admission.AddKey(text, line, cfg.Tenants...) }); err != nil {
-		if created != nil {
-			os.Remove(file) //nolint:errcheck // an empty file is no worse than none
-		}
+	if errors.Is(err, fs.ErrExist) { // another command has made the file meanwhile
+		err = editFile(file, change)
+	}
+	if err != nil {
 		return exit.Failed(fmt.Errorf("%s: %w", file, err))
 	}
 	_, err = fmt.Fprintf(a.err, "%s has the new line. %s\n", file, reloadHint)

@@ -124,6 +124,50 @@ func TestKeysAtOnce(t *testing.T) {
 	}
 }
 
+// TestNewKeyThatFails: a command that fails changes no file and removes none, also if another command
+// makes the file at the same time.
+func TestNewKeyThatFails(t *testing.T) {
+	path, file := keysConfig(t, "")
+	fail := func() {
+		if code, stdout, stderr := run("keys", "new", "c", "--tenant", "absent", "--config", path); code != exit.Failure || stdout != "" || !strings.Contains(stderr, "no [[tenant]]") {
+			t.Errorf("exit %d, %s %s", code, stdout, stderr)
+		}
+	}
+	fail()
+	if entries, err := os.ReadDir(filepath.Dir(file)); err != nil || len(entries) > 0 {
+		t.Errorf("the folder has %v, %v", entries, err)
+	}
+	for range 20 {
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(fail)
+			all.Go(func() { newKey(t, path, "a") })
+		}
+		all.Wait()
+		text, err := os.ReadFile(file)
+		if list, err2 := admission.ListKeys(text); err != nil || err2 != nil || len(list) != 2 {
+			t.Fatalf("%d keys, want 2: %v, %v", len(list), err, err2)
+		}
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	newKey(t, path, "a")
+	if err := os.Chmod(file, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fail()
+	after, err := os.ReadFile(file)
+	info, err2 := os.Stat(file)
+	if err != nil || err2 != nil || string(after) != string(before) || info.Mode() != 0o640 {
+		t.Errorf("the file is %q with the mode %v, %v, %v", after, info.Mode(), err, err2)
+	}
+}
+
 // TestKeysOfRunningProxy: after a reload a running proxy refuses the revoked key, and accepts the
 // other ones.
 func TestKeysOfRunningProxy(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/quickstart"
@@ -28,7 +29,7 @@ func (a *app) quickstartCommand() *cobra.Command {
 			"configuration of the proxy. Without a name, list the quickstarts.",
 		Example: "  pdproxy quickstart vllm-nixl\n" +
 			"  pdproxy quickstart sglang --prefill 2 --decode 2 --host 10.0.0.5,10.0.0.6 --model Qwen/Qwen3-32B --tp 4 --out deployment",
-		RunE: func(*cobra.Command, []string) error { return a.listQuickstarts() },
+		RunE: func(c *cobra.Command, _ []string) error { return a.listQuickstarts(c) },
 	}
 	f := c.PersistentFlags()
 	f.IntVar(&o.Prefill, "prefill", o.Prefill, "number of prefill engines")
@@ -61,7 +62,21 @@ func (a *app) quickstartCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) listQuickstarts() error {
+// listQuickstarts lists the quickstarts. A flag of a quickstart needs the name of one.
+func (a *app) listQuickstarts(c *cobra.Command) error {
+	var flags []string
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if c.PersistentFlags().Lookup(f.Name) != nil {
+			flags = append(flags, "--"+f.Name)
+		}
+	})
+	if len(flags) > 0 {
+		var names []string
+		for _, s := range quickstart.List() {
+			names = append(names, s.Name)
+		}
+		return fmt.Errorf("quickstart: which quickstart do you mean with %s? Name one of %s", strings.Join(flags, " "), strings.Join(names, ", "))
+	}
 	if a.json {
 		return exit.Failed(a.printJSON(quickstart.List()))
 	}

@@ -53,11 +53,11 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	var problems config.Problems
 	if !errors.As(err, &problems) {
-		fmt.Fprintln(stderr, "pdproxy:", err)
+		fmt.Fprintln(stderr, "pdproxy:", printableLines(err.Error()))
 		return code
 	}
 	for _, p := range problems {
-		fmt.Fprintln(stderr, "pdproxy:", p)
+		fmt.Fprint(stderr, plain("pdproxy: %s\n", p))
 	}
 	return code
 }
@@ -73,10 +73,12 @@ It runs simulated engines and the proxy in one process, and prints requests to t
 		Example: `  pdproxy demo                  # simulated engines and the proxy
   pdproxy check config.toml     # every problem of a configuration, with its line
   pdproxy run config.toml       # serve`,
-		Version:           Version,
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return a.checkJSON(c) },
+		Version:               Version,
+		SilenceErrors:         true,
+		DisableFlagsInUseLine: true,
+		SilenceUsage:          true,
+		PersistentPreRunE:     func(c *cobra.Command, _ []string) error { return a.checkJSON(c) },
+		RunE:                  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetVersionTemplate(readVersion().String() + "\n")
 	// The root accepts these flags, so that they may stand before the name of a command.

@@ -108,7 +108,7 @@ func (f adminFlags) snapshots(ctx context.Context, use func(text []byte) error) 
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // the status says enough without the body
-		return fmt.Errorf("%s: %s", t.base.Host, refusal(resp.Status, body))
+		return errors.New(plain("%s: %s", t.base.Host, refusal(resp.Status, body)))
 	}
 	lines := bufio.NewReader(resp.Body)
 	for {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 )
 
@@ -32,22 +31,8 @@ type sectionRow struct {
 }
 
 func (t *section) add(state string, attention int, cells ...string) {
-	for i := range cells {
-		cells[i] = printable(cells[i])
-	}
 	t.rows = append(t.rows, sectionRow{state, attention, cells})
 	slices.SortStableFunc(t.rows, func(a, b sectionRow) int { return b.attention - a.attention })
-}
-
-// printable replaces characters that would move the cursor or change the terminal: engines choose
-// the names of models and the texts of errors.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
 }
 
 // summary counts the rows of each state, the worst ones first.
@@ -122,7 +107,7 @@ func (v statusView) text(l line) string {
 	var b strings.Builder
 	left := v.columns
 	for _, c := range l {
-		text := c.text
+		text := printable(c.text)
 		if n := utf8.RuneCountInString(text); v.columns > 0 {
 			if n > left {
 				text = string([]rune(text)[:max(left-1, 0)]) + "…"

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/admin"
@@ -80,6 +81,25 @@ speed     first token p50 141 ms, p95 -; 1.2k events/s
 `
 	if code != exit.OK || stdout != want || stderr != "" {
 		t.Errorf("exit %d, stderr %q, output:\n%swant:\n%s", code, stderr, stdout, want)
+	}
+}
+
+// TestStatusWritesNothingToTheTerminal: no text of the proxy or of an engine has a character that a
+// terminal obeys.
+func TestStatusWritesNothingToTheTerminal(t *testing.T) {
+	const evil = "x\x1b]0;evil\a\u009b2J\r\ny"
+	var s admin.Snapshot
+	if err := json.Unmarshal([]byte(deadDecode), &s); err != nil {
+		t.Fatal(err)
+	}
+	s.Version, s.Traffic.Outcomes = evil, map[string]float64{evil: 1}
+	s.Engines[0].Name, s.Engines[0].Role, s.Engines[0].State, s.Engines[0].Circuit, s.Engines[0].Model = evil, evil, evil, evil, evil
+	s.Pairs[0].Prefill, s.Pairs[0].State, s.Pairs[0].Refused = evil, evil, evil
+	s.Policies[0].Name, s.Policies[0].Phase, s.Policies[0].State = evil, evil, evil
+	for _, l := range (statusView{problem: evil}).lines(&s, evil) {
+		if strings.ContainsFunc(l, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("%q", l)
+		}
 	}
 }
 

@@ -29,31 +29,45 @@ func DidYouMean(value string, allowed []string) string {
 }
 
 // nearest returns the entry of allowed that value is probably a misspelling of: the same
-// letters in other case or with other separators, the last words of exactly one entry
-// (nixl of vllm-nixl), or few letters changed. It returns "" if there is none.
+// letters in other case or with other separators, the first or the last words of exactly one
+// entry (vllm of vllm-router, nixl of vllm-nixl), or few letters changed. It returns "" if there is
+// none.
 func nearest(value string, allowed []string) string {
 	plain := letters(value)
 	if plain == "" || len(plain) > maxLetters {
 		return ""
 	}
 	best, distance := "", min(len(plain)/4+2, len(plain)) // the least distance that is too far
-	var ending []string
+	var related []string
 	for _, name := range allowed {
-		d := editDistance(plain, letters(name))
+		d := EditDistance(plain, letters(name))
 		if d < distance {
 			best, distance = name, d
 		}
-		if rest, found := strings.CutSuffix(name, value); found && strings.HasSuffix(rest, "-") {
-			ending = append(ending, name)
+		if isPart(value, name) || isPart(name, value) {
+			related = append(related, name)
 		}
 	}
-	if best == "" && len(ending) == 1 {
-		return ending[0]
+	if distance > 0 && len(related) == 1 {
+		return related[0]
 	}
 	return best
 }
 
-// maxLetters bounds the time of editDistance. No key or named value of the configuration
+// isPart reports whether part is the first or the last words of name.
+func isPart(part, name string) bool {
+	more := len(name) - len(part)
+	if part == "" || more <= 0 {
+		return false
+	}
+	return isSeparator(name[len(part)]) && strings.EqualFold(name[:len(part)], part) ||
+		isSeparator(name[more-1]) && strings.EqualFold(name[more:], part)
+}
+
+// isSeparator reports whether c stands between the words of a name.
+func isSeparator(c byte) bool { return c == '-' || c == '_' }
+
+// maxLetters bounds the time of EditDistance. No key or named value of the configuration
 // is longer.
 const maxLetters = 64
 
@@ -70,9 +84,9 @@ func letters(name string) string {
 	}, name)
 }
 
-// editDistance returns the number of letters to insert, remove or replace that make b of
+// EditDistance returns the number of letters to insert, remove or replace that make b of
 // a.
-func editDistance(a, b string) int {
+func EditDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

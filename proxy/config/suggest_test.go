@@ -14,8 +14,16 @@ func TestNearest(t *testing.T) {
 			t.Errorf("%.20q: got %q, want %q", value, got, want)
 		}
 	}
-	if got := nearest("kvaware", builtinPlaces()); got != "kv_aware" {
-		t.Errorf("kvaware: got %q", got)
+	for value, want := range map[string]string{"kvaware": "kv_aware", "kv": "kv_aware", "power": "power_of_two", "Pair_Aware-2": "pair_aware"} {
+		if got := nearest(value, builtinPlaces()); got != want {
+			t.Errorf("%s: got %q, want %q", value, got, want)
+		}
+	}
+	// The first word tells more than few changed letters.
+	for value, want := range map[string]string{"vllm": "vllm-router", "sglang": "sglang-router", "dynamo-frontend": "dynamo", "llmd": "llm-d", "router": ""} {
+		if got := nearest(value, []string{"dynamo", "llm-d", "sglang-router", "vllm-router"}); got != want {
+			t.Errorf("%s: got %q, want %q", value, got, want)
+		}
 	}
 	// Two roles that are only as long as the value are no suggestion.
 	if got := nearest("chef", roles()); got != "" {

@@ -108,7 +108,7 @@ func (x *exchange) reply(err error) {
 	case errors.As(err, &none) && none.Model == x.req.Model:
 		e = PublicError(&coordinator.NoTargetError{Phase: none.Phase, Model: x.requested(), Asleep: x.asleep()})
 	}
-	x.journal.Status = e.Status
+	x.journal.Status, x.journal.ErrorCode = e.Status, e.Code
 	x.client.Error(x.req.API, e)
 }
 

@@ -203,7 +203,7 @@ func newRefused(r *extproc.Refusal) *refusedError {
 // answerRefusal answers the client with the refusal of the picker.
 func (x *exchange) answerRefusal(e *refusedError) {
 	sidecar.MutateHeader(x.client.AnswerHeader(), &e.refusal.Header)
-	x.journal.Status = e.public.Status
+	x.journal.Status, x.journal.ErrorCode = e.public.Status, e.public.Code
 	if e.given {
 		_ = x.client.WriteBody(e.public.Status, e.refusal.Body) // the client may have left
 		return

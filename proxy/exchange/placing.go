@@ -30,6 +30,7 @@ type placing struct {
 	denied  *attempt.Error     // the failure for which the retry budget had no retry
 	full    []*engine.Instance // refused the request for lack of room
 	waited  bool               // the last placement has waited for an engine
+	avoided []string           // connectors that do not serve the API of the request
 
 	connector connectorRule
 	probe     probeRule

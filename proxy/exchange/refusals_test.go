@@ -48,6 +48,12 @@ func TestRequestsRefused(t *testing.T) {
 				if a.Status != tt.status || !strings.Contains(a.Body, tt.text) || !strings.Contains(a.Body, `{"error":{"message":`) || a.Header.Get("X-Request-Id") == "" {
 					t.Errorf("got status %d, header %v: %s", a.Status, a.Header, a.Body)
 				}
+				if tt.method == "POST" && tt.path == world.CompletionsPath {
+					e, ok := w.Explain(a.Header.Get("X-Request-Id"))
+					if !ok || e.ErrorCode == "" || !strings.Contains(a.Body, `"code":"`+e.ErrorCode+`"`) {
+						t.Errorf("explain has the code %q of %s", e.ErrorCode, a.Body)
+					}
+				}
 			})
 			for _, e := range tt.engines {
 				if len(e.Seen()) != 0 {

@@ -27,6 +27,8 @@ type Explanation struct {
 	Outcome    string           `json:"outcome"`
 	Status     int              `json:"status"`
 	DurationMS float64          `json:"duration_ms"`
+	// ErrorCode is the code of the error that the proxy itself answered.
+	ErrorCode string `json:"error_code,omitempty"`
 	// ScoreBetter is the better score of the candidates, "low" or "high", and ScoreUnit the unit of the
 	// scores, "s", "tokens", "requests" or "blocks", as far as the policy states them.
 	ScoreBetter string               `json:"score_better,omitempty"`
@@ -103,6 +105,7 @@ func (r *Record) explain() Explanation {
 	e := Explanation{
 		RequestID: r.RequestID, DisaggID: r.DisaggID, Arrival: unix(r.Start), Model: r.Model, RequestedModel: r.Requested, Flow: r.Flow.String(),
 		Policy: r.Policy, Coordination: r.coordination, Outcome: r.Outcome.String(), Status: r.Status, DurationMS: millis(r.ended.Sub(r.Start)),
+		ErrorCode:  r.ErrorCode.String(),
 		Candidates: make([]ExplainedCandidate, 0, len(r.candidates)),
 		Legs:       make([]ExplainedLeg, 0, len(r.rows)),
 		Fallbacks:  make([]ExplainedFallback, 0, len(r.fallbacks)),

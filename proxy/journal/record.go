@@ -25,6 +25,7 @@ type Record struct {
 	FirstByte time.Time         // when the client got the first event or the whole answer; set by AnswerBegins
 	Usage     openai.Usage      // the tokens that the engine reports
 	Status    int               // that the client gets
+	ErrorCode openai.Code       // of the error that the proxy answers instead; CodeNone: the answer is another one
 	Outcome   telemetry.Outcome // may be replaced until End
 
 	coordination    string            // the sidecar's policy; "" on a proxy that is no sidecar

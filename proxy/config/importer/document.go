@@ -15,17 +15,9 @@ import (
 type document struct {
 	from     string // name of the input, for the first line
 	sections []*section
-	// notes lists the input's settings without an equivalent.
-	notes []note
-}
-
-// note is a setting of the input without an equivalent, or a difference that no setting names.
-type note struct {
-	// line is the line of the setting, from 1; 0 for a difference that no setting names.
-	line int
-	key  string
-	// consequence says what pdproxy does instead.
-	consequence string
+	// notes lists the input's settings without an equivalent, and differences that no setting names,
+	// with what pdproxy does instead. Line 0: no setting names the difference.
+	notes []Finding
 }
 
 // section is one table, or one entry of an array of tables.
@@ -105,7 +97,7 @@ func (s *section) set(key string, v value, comment string) {
 // note adds a setting of the input without an equivalent in pdproxy, with its line; 0: no
 // setting names the difference.
 func (d *document) note(line int, key, format string, args ...any) {
-	d.notes = append(d.notes, note{line, key, fmt.Sprintf(format, args...)})
+	d.notes = append(d.notes, newFinding("", line, key, format, args...))
 }
 
 // sampleKey sets a key that the operator must complete: the importer writes it as a comment.
@@ -131,32 +123,23 @@ func (d *document) text(uncommented bool) string {
 	if len(d.notes) > 0 {
 		b.WriteString("\n# Without an equivalent in pdproxy:\n")
 		for _, n := range sortedNotes(d.notes) {
-			b.WriteString("# - " + printable(n.String()) + "\n")
+			b.WriteString("# - " + n.String() + "\n")
 		}
 	}
 	return b.String()
 }
 
 // sortedNotes returns the notes in the order of their lines, those without a line at the end.
-func sortedNotes(notes []note) []note {
-	order := func(n note) int {
-		if n.line == 0 {
+func sortedNotes(notes []Finding) []Finding {
+	order := func(n Finding) int {
+		if n.Line == 0 {
 			return math.MaxInt
 		}
-		return n.line
+		return n.Line
 	}
 	sorted := slices.Clone(notes)
-	slices.SortStableFunc(sorted, func(x, y note) int { return cmp.Compare(order(x), order(y)) })
+	slices.SortStableFunc(sorted, func(x, y Finding) int { return cmp.Compare(order(x), order(y)) })
 	return sorted
-}
-
-// String formats n as "line 12: key: consequence".
-func (n note) String() string {
-	text := n.key + ": " + n.consequence
-	if n.line > 0 {
-		text = fmt.Sprintf("line %d: %s", n.line, text)
-	}
-	return text
 }
 
 func (s *section) render(b *strings.Builder, uncommented bool) {
@@ -188,11 +171,11 @@ func (s *section) render(b *strings.Builder, uncommented bool) {
 	}
 }
 
-// printable replaces the control characters of text, because a TOML comment must not
-// contain them.
+// printable replaces the characters of text that a TOML comment must not contain, or that move the
+// cursor of a terminal.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == unicode.ReplacementChar {
+		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
 			return '?'
 		}
 		return r
@@ -207,8 +190,8 @@ func text(s string) value {
 		switch {
 		case r == '"' || r == '\\':
 			b.WriteString(`\` + string(r))
-		case unicode.IsControl(r):
-			fmt.Fprintf(&b, `\u%04X`, r)
+		case !unicode.IsPrint(r):
+			fmt.Fprintf(&b, `\U%08X`, r)
 		default:
 			b.WriteRune(r)
 		}

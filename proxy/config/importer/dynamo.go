@@ -16,6 +16,9 @@ import (
 // router_args.py and kv_router_args.py in components/src/dynamo/common/configuration/groups.
 func Dynamo(f File) (Result, error) {
 	r := &report{}
+	if !r.accepts(f, "dynamo") {
+		return Result{}, r.problems
+	}
 	d := &dynamo{doc: &document{from: "the flags of Dynamo's frontend"}}
 	y := &yamlFile{report: r, file: f.Name}
 	graph, isGraph := y.graph(f)
@@ -28,7 +31,7 @@ func Dynamo(f File) (Result, error) {
 		g := &dynamoGraph{yamlFile: y, dynamo: d}
 		g.read(graph)
 	default:
-		d.flags = readFlags(r, f, []string{"dynamo.frontend"}, dynamoFlags())
+		d.flags = readFlags(r, f, programsOf("dynamo"), dynamoFlags())
 		d.read()
 		if len(r.problems) == 0 {
 			d.warn(d.file, 0, "", "the result has no engine: the frontend finds its workers in %s. %s; name them as [[engine]]", d.discovery(), noHTTP)
@@ -49,12 +52,9 @@ type dynamo struct {
 const noHTTP = "Dynamo's workers have no HTTP API: start the engines by vllm serve, sglang.launch_server or trtllm-serve, with the same flags for the model and the KV transfer"
 
 func dynamoFlags() map[string]flagSpec {
-	specs := map[string]flagSpec{}
-	for _, name := range []string{"http-host", "http-port", "tls-cert-path", "tls-key-path", "router-mode", "migration-limit", "migration-max-seq-len",
+	specs := oneValue("http-host", "http-port", "tls-cert-path", "tls-key-path", "router-mode", "migration-limit", "migration-max-seq-len",
 		"router-conditional-disagg-config", "discovery-backend", "active-decode-blocks-threshold",
-		"router-conditional-prefill-max-new-tokens", "router-conditional-prefill-eff-isl-threshold", "router-conditional-prefill-policy"} {
-		specs[name] = flagSpec{arity: takesOne}
-	}
+		"router-conditional-prefill-max-new-tokens", "router-conditional-prefill-eff-isl-threshold", "router-conditional-prefill-policy")
 	for _, name := range []string{"enforce-disagg", "router-conditional-disagg", "router-conditional-prefill", "load-aware"} {
 		specs[name] = flagSpec{arity: takesSwitch, negatable: true}
 	}
@@ -64,11 +64,8 @@ func dynamoFlags() map[string]flagSpec {
 	const engine = "the engines parse and tokenize chats themselves"
 	const prefill = "the proxy does not bound the prompt tokens of an engine: limits.saturation_queue_depth holds requests back while requests wait in the engines"
 	const metrics = "metrics are on the admin address"
-	one := func(note string) flagSpec { return flagSpec{arity: takesOne, note: note} }
 	toggle := func(note string) flagSpec { return flagSpec{arity: takesSwitch, negatable: true, note: note} }
-	lost := func(note string, off ...string) flagSpec {
-		return flagSpec{arity: takesOne, note: note, lost: true, off: append(off, "None")}
-	}
+	lost := func(note string, off ...string) flagSpec { return lostFlag(note, append(off, "None")...) }
 	for note, names := range map[string][]string{
 		score: {"router-kv-overlap-score-credit", "router-kv-overlap-score-credit-decay", "router-kv-overlap-score-weight", "kv-overlap-score-weight",
 			"router-prefill-load-scale", "router-decode-active-request-weight", "router-host-cache-hit-weight", "router-disk-cache-hit-weight",
@@ -81,7 +78,7 @@ func dynamoFlags() map[string]flagSpec {
 		metrics: {"metrics-prefix", "grpc-metrics-port", "dump-config-to", "custom-backend-metrics-endpoint", "custom-backend-metrics-polling-interval"},
 	} {
 		for _, name := range names {
-			specs[name] = one(note)
+			specs[name] = noted(note)
 		}
 	}
 	for note, names := range map[string][]string{
@@ -97,12 +94,12 @@ func dynamoFlags() map[string]flagSpec {
 	}
 	maps.Copy(specs, map[string]flagSpec{
 		"decode-fallback": toggle("with prefill engines in the configuration, each request that plan splits waits for one: limits.no_engine_timeout"),
-		"router-conditional-prefill-eff-isl-ratio-threshold": one("pd_auto has no share of the prompt: it keeps a prompt of which no part is cached apart"),
+		"router-conditional-prefill-eff-isl-ratio-threshold": noted("pd_auto has no share of the prompt: it keeps a prompt of which no part is cached apart"),
 		"router-conditional-prefill-bypass-below-tokens":     lost("pd_auto has no minimum for the whole prompt: short prompts without a cached part have a prefill leg", "0"),
 		"router-conditional-prefill-prefill-busy-threshold":  lost("pd_auto does not ask whether engines are busy"),
 		"router-conditional-prefill-decode-busy-threshold":   lost("pd_auto does not ask whether engines are busy"),
 		"enable-anthropic-api":                               toggle("always on: the proxy serves /v1/messages"),
-		"admission-control":                                  one("set with active-decode-blocks-threshold: see limits.saturation_kv_usage"),
+		"admission-control":                                  noted("set with active-decode-blocks-threshold: see limits.saturation_kv_usage"),
 		"active-prefill-tokens-threshold":                    lost(prefill),
 		"active-prefill-tokens-threshold-frac":               lost(prefill),
 		"router-queue-threshold":                             lost(prefill),

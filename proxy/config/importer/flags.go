@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 )
 
 // arity is the number of values of a flag.
@@ -36,6 +35,23 @@ type flagSpec struct {
 	negatable bool
 }
 
+// oneValue returns the specs of flags that take a value and have an equivalent.
+func oneValue(names ...string) map[string]flagSpec {
+	specs := make(map[string]flagSpec)
+	for _, name := range names {
+		specs[name] = flagSpec{arity: takesOne}
+	}
+	return specs
+}
+
+// noted is a flag that takes a value and has no equivalent.
+func noted(note string) flagSpec { return flagSpec{arity: takesOne, note: note} }
+
+// lostFlag is a flag like noted that changes what a request does, unless its value is in off.
+func lostFlag(note string, off ...string) flagSpec {
+	return flagSpec{arity: takesOne, note: note, lost: true, off: off}
+}
+
 // use is one occurrence of a flag.
 type use struct {
 	line   int
@@ -53,7 +69,7 @@ type flags struct {
 	// names holds the keys that stand for flags in the input, if it is a file of values.
 	names map[string]string
 	// strange are the flags that no known version of the router has.
-	strange []note
+	strange []Finding
 }
 
 // key returns the name of a flag in the input.
@@ -67,10 +83,6 @@ func (f *flags) key(name string) string {
 // readFlags reads the command line of a router.
 func readFlags(r *report, f File, programs []string, specs map[string]flagSpec) *flags {
 	out := &flags{report: r, file: f.Name, specs: specs, uses: map[string][]use{}}
-	if !utf8.Valid(f.Text) || strings.ContainsRune(string(f.Text), 0) {
-		r.problem(f.Name, 0, "", "the file is no text")
-		return out
-	}
 	words, isManifest := manifestWords(r, f, programs)
 	if !isManifest {
 		w := wordReader{report: r, file: f.Name, text: string(f.Text), line: 1}
@@ -171,7 +183,7 @@ func (f *flags) unknown(line int, name string) {
 		return
 	}
 	f.warn(f.file, line, "--"+name, "unknown flag: pdproxy import ignores it")
-	f.strange = append(f.strange, note{line, "--" + name, "unknown flag: pdproxy import ignores it"})
+	f.strange = append(f.strange, newFinding("", line, "--"+name, "unknown flag: pdproxy import ignores it"))
 }
 
 // repeated warns about flags that occur several times but have only one value.

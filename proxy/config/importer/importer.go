@@ -58,6 +58,11 @@ type Finding struct {
 	Message string `json:"message"`
 }
 
+// newFinding returns a finding of one line, whatever the keys and values of the input are.
+func newFinding(file string, line int, key, format string, args ...any) Finding {
+	return Finding{file, line, printable(key), printable(fmt.Sprintf(format, args...))}
+}
+
 // String formats f as "FILE: line 12: port: message", without the parts that
 // are not known.
 func (f Finding) String() string {
@@ -96,17 +101,17 @@ type report struct {
 }
 
 func (r *report) problem(file string, line int, key, format string, args ...any) {
-	r.problems = append(r.problems, Finding{file, line, key, fmt.Sprintf(format, args...)})
+	r.problems = append(r.problems, newFinding(file, line, key, format, args...))
 }
 
 func (r *report) warn(file string, line int, key, format string, args ...any) {
-	r.warnings = append(r.warnings, Finding{file, line, key, fmt.Sprintf(format, args...)})
+	r.warnings = append(r.warnings, newFinding(file, line, key, format, args...))
 }
 
 // lose notes in d a setting that changes what a request does and that d lacks.
 func (r *report) lose(d *document, file string, line int, key, format string, args ...any) {
 	d.note(line, key, format, args...)
-	r.lost = append(r.lost, Finding{file, line, key, fmt.Sprintf(format, args...)})
+	r.lost = append(r.lost, newFinding(file, line, key, format, args...))
 }
 
 // finish returns the text of d, or the problems. config.Parse makes the checks that the

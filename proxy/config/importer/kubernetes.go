@@ -205,7 +205,7 @@ func (y *yamlFile) embedded(key string, node *yaml.Node) (*table, bool) {
 		before := len(y.problems)
 		y.syntax(err)
 		y.problems[before].Line += node.Line
-		y.problems[before].Key = key
+		y.problems[before].Key = printable(key)
 		return nil, false
 	case len(root.Content) == 0 || resolve(root.Content[0]).Kind != yaml.MappingNode:
 		y.problem(y.file, node.Line, key, "want keys with values")

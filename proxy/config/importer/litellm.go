@@ -15,7 +15,11 @@ import (
 // become engines, those of OpenAI itself remotes; deployments of other providers are left out.
 // Keys and defaults are those of docs.litellm.ai/docs/proxy/config_settings.
 func LiteLLM(f File) (Result, error) {
-	l := &liteLLM{yamlFile: yamlFile{report: &report{}, file: f.Name}, doc: &document{from: "a config.yaml of LiteLLM"},
+	r := &report{}
+	if !r.accepts(f, "litellm") {
+		return Result{}, r.problems
+	}
+	l := &liteLLM{yamlFile: yamlFile{report: r, file: f.Name}, doc: &document{from: "a config.yaml of LiteLLM"},
 		engines: map[string]*liteEngine{}, groups: map[string]*liteGroup{}}
 	if root, ok := l.document(f); ok {
 		l.read(root)

@@ -15,6 +15,9 @@ import (
 // it is.
 func LLMD(f File) (Result, error) {
 	r := &report{}
+	if !r.accepts(f, "llm-d") {
+		return Result{}, r.problems
+	}
 	if v, ok := chartValues(r, f, llmdValueKeys()...); ok || len(r.problems) > 0 {
 		l := &llmdValues{yamlFile: yamlFile{report: r, file: f.Name}, doc: &document{}}
 		if ok {
@@ -24,7 +27,7 @@ func LLMD(f File) (Result, error) {
 	}
 	if _, isManifest := manifestDocuments(f); isManifest && !pickerKind.Match(f.Text) || !isManifest && flagLine.Match(f.Text) {
 		s := &sidecar{
-			flags: readFlags(r, f, []string{"pd-sidecar", "llm-d-routing-sidecar", "llm-d-router-disagg-sidecar", "routing-sidecar"}, sidecarFlags()),
+			flags: readFlags(r, f, programsOf("llm-d"), sidecarFlags()),
 			doc:   &document{from: "the flags of llm-d's pd-sidecar"},
 		}
 		s.read()

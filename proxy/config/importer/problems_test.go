@@ -34,9 +34,9 @@ func TestProblems(t *testing.T) {
 		name, text string
 		want       []string
 	}{
-		{"trtllm-empty", "# nothing\n", []string{"it is empty"}},
+		{"trtllm-empty", "# nothing\n", []string{"the file is empty: expected is a disagg_config.yaml"}},
 		{"trtllm-binary", "\xff\xfe", []string{"the file is no UTF-8 text"}},
-		{"trtllm-list", "\n- a\n", []string{"line 2: want keys with values, found a list"}},
+		{"trtllm-list", "\n- a\n", []string{"the file is no input of trtllm: expected is a disagg_config.yaml"}},
 		{"trtllm-syntax", "port: 1\nhostname: [\n", []string{"line 2: invalid YAML"}},
 		{"trtllm-twice", "port: 1\nhostname: a\nport: 2\n", []string{"line 3: port: is given twice"}},
 		{"trtllm-twice within", "context_servers:\n  router: {type: round_robin, type: conversation}\n", []string{"line 2: context_servers.router.type: is given twice"}},
@@ -68,9 +68,10 @@ func TestProblems(t *testing.T) {
 		{"trtllm-merge", "a: &a\n  <<: *a\n<<: 5\n", []string{"line 3: a merge key"}},
 		{"trtllm-merge cycle", "context_servers: &a\n  <<: *a\n", []string{"line 2: context_servers: a merge key"}},
 
-		{"vllm-empty", "# nothing\n", []string{"the text has no flags of that router"}},
-		{"vllm-other file", "[server]\nlisten = 'a'\n", []string{"line 1: found an argument, want a flag", "line 2", "line 2", "line 2"}},
-		{"vllm-binary", "--port 1\x00", []string{"the file is no text"}},
+		{"vllm-empty", "# nothing\n", []string{"the file is empty: expected is the flags of vllm-router"}},
+		{"vllm-no flags", "vllm-router\n", []string{"the text has no flags of that router"}},
+		{"vllm-other file", "[server]\nlisten = 'a'\n", []string{"the file is no input of vllm-router"}},
+		{"vllm-binary", "--port 1\x00", []string{"the file is no UTF-8 text"}},
 		{"vllm-quote", "--port 1 \\\n  --host 'a\nb", []string{"line 2: a quote is not closed"}},
 		{"vllm-variables", "cd $HOME &\n$VLLM/vllm-router --worker-urls http://a '$literal'\n--port \"$PORT\"\n--host `hostname`", []string{
 			"line 2: --worker-urls: want a URL", "line 3: the shell would replace", "line 3: --port", "line 4: the shell would run"}},

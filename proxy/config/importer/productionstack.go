@@ -16,7 +16,9 @@ import (
 // helm/values.yaml of release 0.1.13; the content tells which one it is.
 func ProductionStack(f File) (Result, error) {
 	r := &report{}
-	programs := []string{"vllm-router", "vllm_router", "vllm_router.app", "app.py"}
+	if !r.accepts(f, "production-stack") {
+		return Result{}, r.problems
+	}
 	g := &gateway{doc: &document{from: "the flags of the production stack's router"}, name: "the router", seen: map[string]bool{}}
 	values, isValues := chartValues(r, f, "routerSpec", "servingEngineSpec")
 	switch {
@@ -28,7 +30,7 @@ func ProductionStack(f File) (Result, error) {
 		v := &stackValues{yamlFile: values.yamlFile, gateway: g}
 		v.read(values)
 	default:
-		g.flags = readFlags(r, f, programs, stackFlags())
+		g.flags = readFlags(r, f, programsOf("production-stack"), stackFlags())
 		if len(g.order) > 0 {
 			g.stack(g.stackLabels)
 		}
@@ -61,12 +63,9 @@ func (g *gateway) stack(pods func(stackLogic)) {
 }
 
 func stackFlags() map[string]flagSpec {
-	specs := map[string]flagSpec{}
-	for _, name := range []string{"host", "port", "service-discovery", "static-backends", "static-models", "static-model-labels", "static-aliases",
+	specs := oneValue("host", "port", "service-discovery", "static-backends", "static-models", "static-model-labels", "static-aliases",
 		"prefill-model-labels", "decode-model-labels", "routing-logic", "session-key", "k8s-port", "k8s-namespace", "k8s-label-selector",
-		"max-instance-failover-reroute-attempts"} {
-		specs[name] = flagSpec{arity: takesOne}
-	}
+		"max-instance-failover-reroute-attempts")
 	const stats = "metrics are on the admin address; the proxy logs no statistics"
 	const sentry = "errors are in the log and in pdproxy_fallbacks_total"
 	const files = "the proxy stores no files and batches: requests to /v1/files and /v1/batches get 404"
@@ -76,51 +75,47 @@ func stackFlags() map[string]flagSpec {
 	const file = "the file is not read, and its content replaces flags: import the flags that it holds"
 	const semantic = "there is no semantic cache: an engine computes each answer"
 	const watch = "a watch is renewed without a gap"
-	one := func(note string) flagSpec { return flagSpec{arity: takesOne, note: note} }
-	lost := func(note string, off ...string) flagSpec {
-		return flagSpec{arity: takesOne, note: note, lost: true, off: off}
-	}
 	maps.Copy(specs, map[string]flagSpec{
-		"static-model-types":                          one(probes),
+		"static-model-types":                          noted(probes),
 		"static-backend-health-checks":                {note: probes},
-		"static-backend-health-check-interval":        one(probes),
-		"static-backend-health-check-timeout-seconds": one(probes),
-		"backend-health-check-timeout-seconds":        one(probes),
-		"k8s-service-discovery-type":                  one("the endpoints of a Service are engines; the proxy calls each pod by its address"),
-		"k8s-watcher-timeout-seconds":                 one(watch),
-		"k8s-service-discovery-timeout":               one(watch),
-		"lmcache-controller-port":                     one(lmcache),
-		"lmcache-controller-reply-port":               one(lmcache),
-		"lmcache-controller-heartbeat-port":           one(lmcache),
-		"lmcache-health-check-interval":               one(lmcache),
-		"lmcache-worker-timeout":                      one(lmcache),
-		"kv-aware-threshold":                          one("kv_aware compares seconds of work, not matched tokens with a threshold"),
+		"static-backend-health-check-interval":        noted(probes),
+		"static-backend-health-check-timeout-seconds": noted(probes),
+		"backend-health-check-timeout-seconds":        noted(probes),
+		"k8s-service-discovery-type":                  noted("the endpoints of a Service are engines; the proxy calls each pod by its address"),
+		"k8s-watcher-timeout-seconds":                 noted(watch),
+		"k8s-service-discovery-timeout":               noted(watch),
+		"lmcache-controller-port":                     noted(lmcache),
+		"lmcache-controller-reply-port":               noted(lmcache),
+		"lmcache-controller-heartbeat-port":           noted(lmcache),
+		"lmcache-health-check-interval":               noted(lmcache),
+		"lmcache-worker-timeout":                      noted(lmcache),
+		"kv-aware-threshold":                          noted("kv_aware compares seconds of work, not matched tokens with a threshold"),
 		"prefix-min-match-length":                     {arity: takesOne, off: []string{"0"}, note: "kv_aware compares seconds of work, and counts a short match for as much as it saves"},
-		"root-path":                                   lost("the proxy serves its routes at / only: clients that send this path before /v1 get 404", "/"),
-		"callbacks":                                   lost("the proxy runs no Python callbacks: a filter plugin can see and change requests and answers"),
-		"request-rewriter":                            lost("the proxy does not rewrite requests: a filter plugin can change them", "noop"),
+		"root-path":                                   lostFlag("the proxy serves its routes at / only: clients that send this path before /v1 get 404", "/"),
+		"callbacks":                                   lostFlag("the proxy runs no Python callbacks: a filter plugin can see and change requests and answers"),
+		"request-rewriter":                            lostFlag("the proxy does not rewrite requests: a filter plugin can change them", "noop"),
 		"enable-batch-api":                            {note: files, lost: true},
-		"file-storage-class":                          one(files),
-		"file-storage-path":                           one(files),
-		"batch-processor":                             one(files),
-		"engine-stats-interval":                       one("loads are read with each probe: health.interval"),
-		"request-stats-window":                        one(stats),
+		"file-storage-class":                          noted(files),
+		"file-storage-path":                           noted(files),
+		"batch-processor":                             noted(files),
+		"engine-stats-interval":                       noted("loads are read with each probe: health.interval"),
+		"request-stats-window":                        noted(stats),
 		"log-stats":                                   {note: stats},
-		"log-stats-interval":                          one(stats),
-		"dynamic-config-yaml":                         lost(file),
-		"dynamic-config-json":                         lost(file),
-		"external-providers-config":                   lost("the file is not read: write each provider as [[remote]], and its model as fallback of a [[model]]"),
-		"feature-gates":                               lost("semantic caches and the search for personal data are not part of the proxy: a filter plugin can do both"),
-		"semantic-cache-model":                        one(semantic),
-		"semantic-cache-dir":                          one(semantic),
-		"semantic-cache-threshold":                    one(semantic),
-		"log-level":                                   one("is a flag of pdproxy run: --log-level debug, info, warn or error"),
-		"log-format":                                  one("is a flag of pdproxy run: --log-format text or json"),
-		"sentry-dsn":                                  one(sentry),
-		"sentry-traces-sample-rate":                   one(sentry),
-		"sentry-profile-session-sample-rate":          one(sentry),
+		"log-stats-interval":                          noted(stats),
+		"dynamic-config-yaml":                         lostFlag(file),
+		"dynamic-config-json":                         lostFlag(file),
+		"external-providers-config":                   lostFlag("the file is not read: write each provider as [[remote]], and its model as fallback of a [[model]]"),
+		"feature-gates":                               lostFlag("semantic caches and the search for personal data are not part of the proxy: a filter plugin can do both"),
+		"semantic-cache-model":                        noted(semantic),
+		"semantic-cache-dir":                          noted(semantic),
+		"semantic-cache-threshold":                    noted(semantic),
+		"log-level":                                   noted("is a flag of pdproxy run: --log-level debug, info, warn or error"),
+		"log-format":                                  noted("is a flag of pdproxy run: --log-format text or json"),
+		"sentry-dsn":                                  noted(sentry),
+		"sentry-traces-sample-rate":                   noted(sentry),
+		"sentry-profile-session-sample-rate":          noted(sentry),
 		"otel-endpoint":                               {arity: takesOne, note: trace, trap: "pdproxy sends spans over HTTP (port 4318 of most collectors), the other proxy over gRPC (4317)"},
-		"otel-service-name":                           one("set OTEL_SERVICE_NAME in the environment of pdproxy"),
+		"otel-service-name":                           noted("set OTEL_SERVICE_NAME in the environment of pdproxy"),
 		"otel-secure":                                 {arity: takesSwitch, note: trace},
 	})
 	return specs

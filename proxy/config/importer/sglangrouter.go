@@ -11,9 +11,11 @@ import (
 // and of its Python launcher (bindings/python/src/sglang_router/router_args.py).
 func SGLangRouter(f File) (Result, error) {
 	r := &report{}
-	programs := []string{"sglang-router", "sglang_router", "smg", "amg", "sgl-model-gateway", "sglang_router.launch_router", "launch_router.py"}
+	if !r.accepts(f, "sglang-router") {
+		return Result{}, r.problems
+	}
 	g := &gateway{
-		flags: readFlags(r, f, programs, sglangFlags()),
+		flags: readFlags(r, f, programsOf("sglang-router"), sglangFlags()),
 		doc:   &document{from: "the flags of SGLang's model gateway"}, name: "sglang-router", seen: map[string]bool{},
 		defaults: gatewayDefaults{host: "0.0.0.0", metrics: "0.0.0.0", grace: 180,
 			headers: []string{"X-SMG-Routing-Key"}},
@@ -51,36 +53,35 @@ func sglangFlags() map[string]flagSpec {
 	const trap = "pdproxy does not authenticate callers this way: see server.auth.keys_file and admin.token_file"
 	const encode = "engines that only encode images are not placed"
 	const mesh = "proxies share their state through [fleet]"
-	one := func(note string) flagSpec { return flagSpec{arity: takesOne, note: note} }
 	maps.Copy(specs, map[string]flagSpec{
-		"prefix-token-count": one(prefix), "prefix-hash-load-factor": one(prefix),
-		"max-idle-secs": one(manual), "assignment-mode": one(manual), "redis-key-prefix": one(manual),
-		"bucket-adjust-interval-secs": one("kv_aware keeps the work of all engines even"),
+		"prefix-token-count": noted(prefix), "prefix-hash-load-factor": noted(prefix),
+		"max-idle-secs": noted(manual), "assignment-mode": noted(manual), "redis-key-prefix": noted(manual),
+		"bucket-adjust-interval-secs": noted("kv_aware keeps the work of all engines even"),
 		"prometheus-duration-buckets": {arity: takesMany, note: "the buckets are fixed"},
 		"disable-health-check":        {note: "pdproxy always probes engines, by calls that generate nothing"},
 		"client-cert-path":            {arity: takesOne, lost: true, note: "pdproxy shows engines no certificate: engines that want one refuse the proxy"},
-		"client-key-path":             one("pdproxy shows engines no certificate"),
-		"model-path":                  one(tokenizer), "tokenizer-path": one(tokenizer), "chat-template": one(tokenizer),
+		"client-key-path":             noted("pdproxy shows engines no certificate"),
+		"model-path":                  noted(tokenizer), "tokenizer-path": noted(tokenizer), "chat-template": noted(tokenizer),
 		"tokenizer-cache-enable-l0": {note: tokenCache}, "tokenizer-cache-enable-l1": {note: tokenCache},
-		"tokenizer-cache-l0-max-entries": one(tokenCache), "tokenizer-cache-l1-max-memory": one(tokenCache),
-		"reasoning-parser": one(parsers), "tool-call-parser": one(parsers),
+		"tokenizer-cache-l0-max-entries": noted(tokenCache), "tokenizer-cache-l1-max-memory": noted(tokenCache),
+		"reasoning-parser": noted(parsers), "tool-call-parser": noted(parsers),
 		"mcp-config-path": {arity: takesOne, lost: true, note: "pdproxy calls no tools: requests that rely on the tools of these servers get no results from them"},
 		"enable-wasm":     {note: "the router's modules are components of another interface; pdproxy's filters are proxy-wasm modules, [[plugin]]"},
-		"enable-mesh":     {note: mesh}, "mesh-server-name": one(mesh), "mesh-host": one(mesh), "mesh-port": one(mesh),
-		"mesh-advertise-host":   one(mesh),
+		"enable-mesh":     {note: mesh}, "mesh-server-name": noted(mesh), "mesh-host": noted(mesh), "mesh-port": noted(mesh),
+		"mesh-advertise-host":   noted(mesh),
 		"mesh-peer-urls":        {arity: takesMany, note: mesh},
 		"log-json":              {note: "is a flag of pdproxy run: --log-format json"},
-		"load-monitor-interval": one("health.load_interval"),
-		"served-model-name":     one("pdproxy uses the model names that an engine reports; engine.model sets one"),
+		"load-monitor-interval": noted("health.load_interval"),
+		"served-model-name":     noted("pdproxy uses the model names that an engine reports; engine.model sets one"),
 		"epd-disaggregation":    {note: encode, lost: true}, "encode": {arity: takesURL, note: encode},
-		"encode-policy": one(encode), "encode-selector": {arity: takesMany, note: encode},
-		"oracle-wallet-path": one(store), "oracle-tns-alias": one(store), "oracle-dsn": one(store), "oracle-connect-descriptor": one(store),
-		"oracle-user": one(store), "oracle-username": one(store), "oracle-password": one(store), "oracle-pool-min": one(store),
-		"oracle-pool-max": one(store), "oracle-pool-timeout-secs": one(store), "postgres-db-url": one(store),
-		"postgres-pool-max": one(store), "postgres-pool-max-size": one(store), "redis-url": one(store), "redis-pool-max": one(store),
-		"redis-retention-days": one(store),
-		"jwt-issuer":           {arity: takesOne, note: trap, lost: true}, "jwt-audience": one(jwt), "jwt-jwks-uri": one(jwt),
-		"jwt-role-claim": one(jwt), "jwt-role-mapping": {arity: takesMany, note: jwt},
+		"encode-policy": noted(encode), "encode-selector": {arity: takesMany, note: encode},
+		"oracle-wallet-path": noted(store), "oracle-tns-alias": noted(store), "oracle-dsn": noted(store), "oracle-connect-descriptor": noted(store),
+		"oracle-user": noted(store), "oracle-username": noted(store), "oracle-password": noted(store), "oracle-pool-min": noted(store),
+		"oracle-pool-max": noted(store), "oracle-pool-timeout-secs": noted(store), "postgres-db-url": noted(store),
+		"postgres-pool-max": noted(store), "postgres-pool-max-size": noted(store), "redis-url": noted(store), "redis-pool-max": noted(store),
+		"redis-retention-days": noted(store),
+		"jwt-issuer":           {arity: takesOne, note: trap, lost: true}, "jwt-audience": noted(jwt), "jwt-jwks-uri": noted(jwt),
+		"jwt-role-claim": noted(jwt), "jwt-role-mapping": {arity: takesMany, note: jwt},
 		"control-plane-api-keys": {arity: takesMany, note: trap, lost: true},
 		"disable-audit-logging":  {note: jwt}, "control-plane-audit-enabled": {note: jwt},
 	})

@@ -12,9 +12,11 @@ import (
 // program (src/main.rs) and of its Python launcher (py_src/vllm_router/router_args.py).
 func VLLMRouter(f File) (Result, error) {
 	r := &report{}
-	programs := []string{"vllm-router", "vllm_router", "vllm_router.launch_router", "launch_router.py"}
+	if !r.accepts(f, "vllm-router") {
+		return Result{}, r.problems
+	}
 	g := &gateway{
-		flags: readFlags(r, f, programs, vllmFlags()),
+		flags: readFlags(r, f, programsOf("vllm-router"), vllmFlags()),
 		doc:   &document{from: "the flags of vllm-router"}, name: "vllm-router", seen: map[string]bool{},
 		defaults: gatewayDefaults{host: "127.0.0.1", metrics: "127.0.0.1", concurrent: 32768,
 			fields: []string{"session_params.session_id"}},

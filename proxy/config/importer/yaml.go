@@ -285,6 +285,20 @@ func (y *yamlFile) boolean(t *table, key string) (bool, tableEntry, bool) {
 	return false, e, false
 }
 
+// list takes a list of strings.
+func (y *yamlFile) list(t *table, key string) ([]*yaml.Node, tableEntry, bool) {
+	e, found := t.take(key)
+	if !found {
+		return nil, e, false
+	}
+	n := resolve(e.value)
+	if n.Kind != yaml.SequenceNode {
+		y.wrong(t, e, "a list")
+		return nil, e, false
+	}
+	return n.Content, e, true
+}
+
 // equal reports whether two values are equal in Python.
 func equal(a, b *yaml.Node) bool {
 	var x, y any

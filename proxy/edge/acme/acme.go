@@ -16,12 +16,14 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
 	"github.com/caddyserver/certmagic"
 	"github.com/mholt/acmez/v3"
 	rfc8555 "github.com/mholt/acmez/v3/acme"
+	"go.uber.org/zap"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/pemfile"
@@ -35,24 +37,16 @@ type Source struct {
 	cfg     config.ACME
 	eab     *rfc8555.EAB   // nil: no external account binding
 	roots   *x509.CertPool // of the ACME server; nil: those of the system
-	storage storage
+	files   *certmagic.FileStorage
 	address net.Addr // of the listener; set by Listen, before Run
 	log     *slog.Logger
 	// magic answers challenges. nil: Run does not run.
 	magic atomic.Pointer[certmagic.Config]
 }
 
-// storage is the directory. It does not list accounts: certmagic (account.go, setEmail) would take
-// the directory of an account without an address, "default", for an address while another process
-// makes it.
-type storage struct{ *certmagic.FileStorage }
-
-// List implements certmagic.Storage.
-func (storage) List(context.Context, string, bool) ([]string, error) { return nil, fs.ErrNotExist }
-
 // New reads the files that cfg names. Its errors are of type pemfile.Errors.
 func New(cfg config.ACME, log *slog.Logger) (*Source, error) {
-	s := &Source{cfg: cfg, storage: storage{&certmagic.FileStorage{Path: cfg.Storage}}, log: log}
+	s := &Source{cfg: cfg, files: &certmagic.FileStorage{Path: cfg.Storage}, log: log}
 	var failed pemfile.Errors
 	fail := func(key string, err error) {
 		if err != nil {
@@ -113,11 +107,11 @@ func (s *Source) Pairs() []Pair {
 	issuer := (&certmagic.ACMEIssuer{CA: s.cfg.Directory}).IssuerKey()
 	var pairs []Pair
 	for _, domain := range s.cfg.Domains {
-		cert := s.storage.Filename(certmagic.StorageKeys.SiteCert(issuer, domain))
+		cert := s.files.Filename(certmagic.StorageKeys.SiteCert(issuer, domain))
 		if _, err := os.Stat(cert); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		pairs = append(pairs, Pair{domain, cert, s.storage.Filename(certmagic.StorageKeys.SitePrivateKey(issuer, domain))})
+		pairs = append(pairs, Pair{domain, cert, s.files.Filename(certmagic.StorageKeys.SitePrivateKey(issuer, domain))})
 	}
 	return pairs
 }
@@ -142,12 +136,8 @@ func (s *Source) Run(ctx context.Context) {
 		Logger:           log,
 	})
 	defer cache.Stop()
-	magic = certmagic.New(cache, certmagic.Config{
-		Storage: s.storage, Logger: log, OnEvent: s.event,
-		// The answers of a responder are not used: package edge reads only the files.
-		OCSP: certmagic.OCSPConfig{DisableStapling: true},
-	})
-	magic.Issuers = []certmagic.Issuer{s.issuer(magic)}
+	magic, port := s.manage(cache, log)
+	defer port.close()
 	s.magic.Store(magic)
 	defer s.magic.Store(nil)
 	for _, domain := range s.absent() {
@@ -169,8 +159,8 @@ func (s *Source) absent() []string {
 	return names
 }
 
-// issuer returns the client of the ACME server.
-func (s *Source) issuer(magic *certmagic.Config) *certmagic.ACMEIssuer {
+// manage returns the client of the ACME server, and its port for HTTP-01.
+func (s *Source) manage(cache *certmagic.Cache, log *zap.Logger) (*certmagic.Config, *challengePort) {
 	host, port := "", 0
 	if tcp, ok := s.address.(*net.TCPAddr); ok {
 		port = tcp.Port
@@ -178,13 +168,21 @@ func (s *Source) issuer(magic *certmagic.Config) *certmagic.ACMEIssuer {
 			host = tcp.IP.String()
 		}
 	}
-	return certmagic.NewACMEIssuer(magic, certmagic.ACMEIssuer{
-		CA: s.cfg.Directory, Email: s.cfg.Email, Agreed: true, ExternalAccount: s.eab, TrustedRoots: s.roots,
-		// certmagic opens these ports if nobody listens there. The proxy itself listens at the
-		// second one.
-		ListenHost: host, AltHTTPPort: s.cfg.HTTPPort, AltTLSALPNPort: port,
-		DisableHTTPChallenge: s.cfg.HTTPPort == 0, Logger: magic.Logger,
+	challenges := &challengePort{address: net.JoinHostPort(host, strconv.Itoa(s.cfg.HTTPPort)), domains: s.cfg.Domains, log: s.log}
+	magic := certmagic.New(cache, certmagic.Config{
+		Storage: storage{s.files, challenges}, Logger: log, OnEvent: s.event,
+		// The answers of a responder are not used: package edge reads only the files.
+		OCSP: certmagic.OCSPConfig{DisableStapling: true},
 	})
+	challenges.issuer = certmagic.NewACMEIssuer(magic, certmagic.ACMEIssuer{
+		CA: s.cfg.Directory, Email: s.cfg.Email, Agreed: true, ExternalAccount: s.eab, TrustedRoots: s.roots,
+		// certmagic opens these ports if nobody listens there. The proxy itself listens at both:
+		// challengePort and server.listen.
+		ListenHost: host, AltHTTPPort: s.cfg.HTTPPort, AltTLSALPNPort: port,
+		DisableHTTPChallenge: s.cfg.HTTPPort == 0, Logger: log,
+	})
+	magic.Issuers = []certmagic.Issuer{challenges.issuer}
+	return magic, challenges
 }
 
 // event logs the result of an order.
