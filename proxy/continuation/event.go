@@ -66,6 +66,15 @@ func CutPrompt(events []byte) (rest []byte) {
 // MaxIDs returns an upper bound of the number of ids in a list.
 func MaxIDs(list []byte) int { return bytes.Count(list, []byte(",")) + 1 }
 
+// CountIDs returns the number of ids in a list with its brackets; 0 if it is no list of token ids.
+func CountIDs(list []byte) int {
+	end, n, ok := listEnd(list, 0)
+	if !ok || end < len(list) {
+		return 0
+	}
+	return n
+}
+
 // ReadIDs appends the ids of a list with its brackets. ok is false if it is no list of token ids; all
 // is then ids.
 func ReadIDs(ids []uint32, list []byte) (all []uint32, ok bool) {
