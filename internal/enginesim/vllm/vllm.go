@@ -113,22 +113,6 @@ func (v *VLLM) Routes(mux *http.ServeMux) {
 	v.sleepRoutes(mux)
 }
 
-// scaleOutRoutes adds the routes of --enable-scale-out.
-func (v *VLLM) scaleOutRoutes(mux *http.ServeMux) {
-	generate := v.e.Generating(core.RouteTokens)
-	if v.e.Cfg.NoScaleOut {
-		generate = v.scaleOutDisabled
-	}
-	mux.HandleFunc("POST "+core.RouteTokens, generate)
-	for _, route := range renderedRoutes {
-		answer := v.render(route)
-		if v.e.Cfg.NoScaleOut {
-			answer = v.scaleOutDisabled
-		}
-		mux.HandleFunc("POST "+route+"/render", answer)
-	}
-}
-
 // AnswerHeader returns the request's id, as with --enable-request-id-headers.
 func (v *VLLM) AnswerHeader(in, out http.Header) {
 	id := in.Get("X-Request-Id")

@@ -78,6 +78,22 @@ func (v *VLLM) detokenize(w http.ResponseWriter, r *http.Request) {
 // renderedRoutes are the routes with a route that renders.
 var renderedRoutes = [...]string{core.RouteChat, core.RouteCompletions, core.RouteMessages, core.RouteResponses}
 
+// scaleOutRoutes adds the routes of --enable-scale-out.
+func (v *VLLM) scaleOutRoutes(mux *http.ServeMux) {
+	generate := v.e.Generating(core.RouteTokens)
+	if v.e.Cfg.NoScaleOut {
+		generate = v.scaleOutDisabled
+	}
+	mux.HandleFunc("POST "+core.RouteTokens, generate)
+	for _, route := range renderedRoutes {
+		answer := v.render(route)
+		if v.e.Cfg.NoScaleOut {
+			answer = v.scaleOutDisabled
+		}
+		mux.HandleFunc("POST "+route+"/render", answer)
+	}
+}
+
 // scaleOutDisabled answers for the routes of --enable-scale-out in an engine without the flag
 // (vllm/entrypoints/scale_out/factories.py).
 func (v *VLLM) scaleOutDisabled(w http.ResponseWriter, _ *http.Request) {
