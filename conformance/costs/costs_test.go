@@ -59,24 +59,9 @@ func TestCosts(t *testing.T) {
 			c.rest()
 		})
 	})
-	t.Run("pd", func(t *testing.T) {
-		next := make(chan bool)
-		prefill := &testbed.Engine{Name: "p0", Role: "prefill", Serve: whole}
-		decode := &testbed.Engine{Name: "d0", Role: "decode", Serve: stream(next)}
-		for _, e := range []*testbed.Engine{prefill, decode} {
-			e.Start()
-			defer e.Close()
-		}
-		p := start(t, "vllm-nixl", prefill, decode)
-		c := p.dial()
-		p.measure("PD request of 2 KB", 200, func() {
-			c.send(2048, true)
-			c.event()
-			p.idle()
-			next <- false
-			c.rest()
-		})
-	})
+	for name, size := range map[string]int{"PD request of 2 KB": 2 << 10, "PD request of 8 KB": 8 << 10} {
+		t.Run(name, func(t *testing.T) { splitRequests(t, name, size) })
+	}
 	t.Run("event", func(t *testing.T) {
 		next := make(chan bool)
 		e := &testbed.Engine{Name: "e0", Role: "both", Serve: stream(next)}
@@ -105,6 +90,31 @@ func TestCosts(t *testing.T) {
 	})
 	for name, event := range map[string]string{"open stream": withoutIDs, "kept open stream": withIDs} {
 		t.Run(name, func(t *testing.T) { openStreams(t, name, event) })
+	}
+}
+
+// splitRequests measures requests with prefill and decode. The engines take token ids, so that a
+// long prompt is tokenized once.
+func splitRequests(t *testing.T, name string, size int) {
+	next := make(chan bool)
+	prefill := &testbed.Engine{Name: "p0", Role: "prefill", Release: "0.32.0", Serve: whole}
+	decode := &testbed.Engine{Name: "d0", Role: "decode", Release: "0.32.0", Serve: stream(next)}
+	for _, e := range []*testbed.Engine{prefill, decode} {
+		e.Start()
+		defer e.Close()
+	}
+	p := start(t, "vllm-nixl", prefill, decode)
+	c := p.dial()
+	p.measure(name, 200, func() {
+		c.send(size, true)
+		c.event()
+		p.idle()
+		next <- false
+		c.rest()
+	})
+	shared := strings.Contains(decode.Seen(nil)[0].Text, `"prompt":[1523,`)
+	if want := size > 4<<10; shared != want {
+		t.Errorf("decode got token ids: %v, want %v", shared, want)
 	}
 }
 
@@ -141,8 +151,15 @@ const answer = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"s
 	`"usage":{"prompt_tokens":500,"completion_tokens":1,"total_tokens":501},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,` +
 	`"remote_engine_id":"e1","remote_block_ids":[1,2,3,4],"remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}`
 
-func whole(w http.ResponseWriter, _ testbed.Leg) {
+// answerWithIDs is the answer to a leg that asks for the token ids of its prompt.
+var answerWithIDs = strings.Replace(answer, `"text":"x"`, `"text":"x","prompt_token_ids":[`+strings.Repeat("1523,", 499)+`1523]`, 1)
+
+func whole(w http.ResponseWriter, leg testbed.Leg) {
 	w.Header().Set("Content-Type", "application/json")
+	if strings.Contains(leg.Text, `"return_token_ids":true`) {
+		io.WriteString(w, answerWithIDs)
+		return
+	}
 	io.WriteString(w, answer)
 }
 

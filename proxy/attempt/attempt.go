@@ -37,6 +37,8 @@ type attempt struct {
 
 	concurrent bool                       // prefill's answer does not shape the decode leg: both legs run at the same time
 	both       concurrentLegs             // the state of both legs, if they run at the same time
+	asksIDs    bool                       // the prefill leg asks for the token ids of the prompt
+	shared     bool                       // c.PromptIDs are those of this attempt, and not those of env
 	trial      bool                       // the circuit of the pair was not closed when the attempt began
 	began      decodeState                // the state of the decode engine when the attempt began
 	deadline   time.Time                  // the plan policy's deadline for the client's first byte; zero: none
@@ -219,6 +221,7 @@ func (a *attempt) run() error {
 			}
 		}
 	}
+	a.sharePrompt()
 	switch {
 	case a.concurrent:
 		return a.runConcurrent()

@@ -95,7 +95,7 @@ func (a *attempt) shapeAnswer(shaped *connector.Leg) error {
 // legBody owns the memory.
 func (a *attempt) answerBody() (b []byte, err error) {
 	if a.legBody == nil {
-		if a.legBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + len(a.env.PromptIDs) + legSlack); err != nil {
+		if a.legBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + len(a.c.PromptIDs) + legSlack); err != nil {
 			return nil, err
 		}
 	}

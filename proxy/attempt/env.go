@@ -74,9 +74,14 @@ func (env *Env) Reached() bool { return env.reached }
 // SkipEncode marks that the request needs no encode leg.
 func (env *Env) SkipEncode() { env.encoded = true }
 
-// OtherModel resets the state of earlier legs, because the request now goes to engines of another
-// model.
-func (env *Env) OtherModel() { env.encoded, env.pulled = false, false }
+// OtherModel resets the state of earlier legs, and drops the token ids of the prompt, because the
+// request now goes to engines of another model.
+func (env *Env) OtherModel() {
+	env.encoded, env.pulled = false, false
+	if env.Prompt.Used {
+		env.Prompt.DropTokenIDs()
+	}
+}
 
 // End ends an attempt that waits for another placement but gets none. It does nothing if there is
 // none.

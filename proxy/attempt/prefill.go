@@ -33,6 +33,7 @@ func (a *attempt) prefillFirst() error {
 		return a.prefill.err
 	}
 	a.prefill.handed = time.Now()
+	a.takeIDs()
 	if lease := a.prefill.handoff.Lease; lease > 0 {
 		a.prefill.readBy = a.prefill.handed.Add(lease / 2) // decode needs the other half to connect to prefill and renew the lease
 	}
@@ -57,13 +58,15 @@ func (a *attempt) prefillFirst() error {
 
 // shapePrefill returns the prefill leg. The record owns the memory of its body.
 func (a *attempt) shapePrefill() (shaped connector.Leg, err error) {
-	if a.prefillBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + len(a.env.PromptIDs) + legSlack); err != nil {
+	if a.prefillBody, err = a.env.Client.Buffer(len(a.env.Client.Body()) + len(a.c.PromptIDs) + legSlack); err != nil {
 		return shaped, err
 	}
 	if a.env.Class != nil {
 		a.prioritize(a.p.Prefill)
 	}
-	if shaped, err = a.conn.Prefill(&a.c, a.prefillBody.B); err != nil {
+	a.c.ReturnIDs = a.asksIDs
+	shaped, err = a.conn.Prefill(&a.c, a.prefillBody.B)
+	if a.c.ReturnIDs = false; err != nil {
 		return shaped, err
 	}
 	if shaped.Alias { // an open stream frees the client's body, perhaps while the leg is still being sent
@@ -187,6 +190,9 @@ func (a *attempt) decodeAfterPrefill() error {
 func (a *attempt) move(p *coordinator.Placement) {
 	a.leavePlacement()
 	a.p, a.c.Decode = p, p.Decode
+	if a.shared && !a.takesIDs(p.Decode) {
+		a.shared, a.c.PromptIDs = false, nil
+	}
 	a.began.restarts = p.Decode.Restarts()
 	before := a.prefill.handoff.Fallback
 	if h, err := a.conn.ReadPrefill(&a.c, a.prefill.answer.B); err == nil { // no error is expected: the first read succeeded

@@ -50,8 +50,8 @@ type Attempt struct {
 	Conversation string
 	// ReturnIDs asks the engine of the next leg for the token ids of its events.
 	ReturnIDs bool
-	// PromptIDs is the raw list of the token ids that are the prompt of a chat, in the place of
-	// its messages; nil: the messages are. Only vLLM's engines read it.
+	// PromptIDs is the raw list of the token ids that are the prompt, in the place of its text;
+	// nil: the text is. Only a Tokened connector gets it.
 	PromptIDs []byte
 }
 
@@ -232,6 +232,16 @@ type Waiter interface {
 func WaitsWithoutEnd(c Connector) bool {
 	_, waits := c.(Waiter)
 	return waits
+}
+
+// Tokened is a connector whose engines take the token ids of a prompt in text, and then do not
+// tokenize the text.
+type Tokened interface {
+	// TakesIDs reports whether the engine t takes [Attempt.PromptIDs] in a leg of r.
+	TakesIDs(r *openai.Request, t engine.Target) bool
+	// AnswersIDs reports whether the whole answer to a leg of r with [Attempt.ReturnIDs] has the
+	// token ids of the prompt.
+	AnswersIDs(r *openai.Request) bool
 }
 
 // Unverified is a connector of concurrent legs whose decode engine may answer with KV that prefill

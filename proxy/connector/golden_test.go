@@ -29,6 +29,9 @@ type golden struct {
 	TRTLLM       TRTLLM       // the operator's settings
 	Style        string       // trtllm.schedule_style; "" is the connector's own order
 	Order        string       // the resulting order
+	Asks         bool         // the prefill leg asks for the token ids of the prompt
+	Known        string       // token ids of the prompt that each leg gets
+	Taken        string       // token ids of prefill's answer that decode gets
 	Prefill      *goldenPlace // null: aggregated only
 	Decode       goldenPlace
 
@@ -169,6 +172,9 @@ func (g *golden) attempt(t *testing.T, c Connector) *Attempt {
 		ID:      g.ID, LegID: g.LegID, Trust: g.Trust, Conversation: g.Conversation, TRTLLM: g.TRTLLM,
 		Prefill: g.Prefill.target(), Decode: g.Decode.target(), Flow: c.Flow(), RetainedKV: []byte(g.Turn),
 	}
+	if g.Known != "" {
+		a.PromptIDs = []byte(g.Known)
+	}
 	if g.Order != "" {
 		var reason string
 		if a.Flow, reason = c.(Ordered).Order(a, g.Style); a.Flow.String()+reason != g.Order {
@@ -198,8 +204,13 @@ func (g *golden) run(t *testing.T, c Connector) {
 		g.checkLeg(t, "aggregated leg", leg, err, g.Aggregated)
 	}
 	if g.PrefillLeg != nil {
+		a.ReturnIDs = g.Asks
 		leg, err := c.Prefill(a, nil)
+		a.ReturnIDs = false
 		g.checkLeg(t, "prefill leg", leg, err, g.PrefillLeg)
+	}
+	if g.Taken != "" {
+		a.PromptIDs = []byte(g.Taken)
 	}
 	var h *Handoff
 	if g.PrefillAnswer != nil {

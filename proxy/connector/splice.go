@@ -9,7 +9,7 @@ import (
 )
 
 // editRoom is the number of edits that a leg has room for: up to twelve of the
-// connector's own, the priority, two of a stream that can be continued, and those that cut PD
+// connector's own, the priority, two for token ids, and those that cut PD
 // fields.
 const editRoom = 15 + openai.PDCuts
 
@@ -39,7 +39,12 @@ func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 		edits = edits[:len(edits)+1]
 		edits[len(edits)-1] = openai.Edit{Key: "return_token_ids", Value: literalTrue}
 	}
-	if a.PromptIDs != nil {
+	switch {
+	case a.PromptIDs == nil:
+	case a.Request.API == openai.Completions:
+		edits = edits[:len(edits)+1]
+		edits[len(edits)-1] = openai.Edit{Key: "prompt", Value: a.PromptIDs}
+	default:
 		edits = withPromptIDs(edits, a.PromptIDs)
 	}
 	if !a.Trust && !a.Request.WithoutPD {

@@ -66,6 +66,18 @@ func CutPrompt(events []byte) (rest []byte) {
 // MaxIDs returns an upper bound of the number of ids in a list.
 func MaxIDs(list []byte) int { return bytes.Count(list, []byte(",")) + 1 }
 
+// CountIDs returns the number of elements of a list that FindPrompt has found in checked JSON; 0 if an
+// element is no integer from 0. It does not read the numbers, because a list may be longer than all
+// other data of its request.
+func CountIDs(list []byte) int {
+	for _, c := range []byte(`"-.eEn{`) { // one of these is in every other value
+		if bytes.IndexByte(list, c) >= 0 {
+			return 0
+		}
+	}
+	return bytes.Count(list, []byte(",")) + 1
+}
+
 // ReadIDs appends the ids of a list with its brackets. ok is false if it is no list of token ids; all
 // is then ids.
 func ReadIDs(ids []uint32, list []byte) (all []uint32, ok bool) {

@@ -2,10 +2,13 @@ package continuation
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // anyRoom is a Room without a limit.
@@ -206,4 +209,33 @@ func BenchmarkCut(b *testing.B) {
 		copy(buffer, event)
 		_, ids, _ = Cut(buffer, ids[:0], false, anyRoom{})
 	}
+}
+
+// FuzzCountIDs: in checked JSON, a counted list has as many integers from 0, and nothing else.
+func FuzzCountIDs(f *testing.F) {
+	for _, list := range []string{`[1,2]`, `[]`, `[ 1 , 2 ]`, `[1.5]`, `[-1]`, `[1e5]`, `[1E5]`, `["1"]`, `[null]`, `[true,false]`, `[[1]]`, `[{}]`, `[4294967296]`} {
+		f.Add([]byte(`{"usage":{},"prompt_token_ids":` + list + `,"x":"\"prompt_token_ids\":[9]"}`))
+	}
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		if _, _, err := openai.Lookup(answer, "x"); err != nil {
+			return
+		}
+		list := FindPrompt(answer)
+		if list == nil {
+			return
+		}
+		n := CountIDs(list)
+		if n == 0 {
+			return
+		}
+		var ids []json.Number
+		if err := json.Unmarshal(list, &ids); err != nil || len(ids) != n {
+			t.Fatalf("%q: counted %d, %v", list, n, err)
+		}
+		for _, id := range ids {
+			if strings.Trim(id.String(), "0123456789") != "" {
+				t.Fatalf("%q: %s counts as an id", list, id)
+			}
+		}
+	})
 }

@@ -184,6 +184,10 @@ func (c *Cursor) Skip() []byte {
 	case first == '"':
 		end = skipString(b, end)
 	case first == '{' || first == '[':
+		if list := numbersEnd(b, end); first == '[' && list > 0 {
+			end = list
+			break
+		}
 		for depth := 0; ; {
 			if end >= len(b) || end < 0 {
 				end = -1 // the value does not end
@@ -214,6 +218,25 @@ func (c *Cursor) Skip() []byte {
 	value := b[c.at:end:end]
 	c.at = end
 	return value
+}
+
+// numbersEnd returns the end of an array at i whose elements are numbers, as token ids are; 0 for
+// another array. A list of ids may be longer than the rest of its text, so numbersEnd does not look at
+// each element.
+func numbersEnd(b []byte, i int) int {
+	if i+1 >= len(b) || b[i+1]-'0' > 9 {
+		return 0
+	}
+	n := bytes.IndexByte(b[i:], ']')
+	if n < 0 {
+		return 0
+	}
+	for _, c := range []byte("[{\"") {
+		if bytes.IndexByte(b[i+1:i+n], c) >= 0 {
+			return 0
+		}
+	}
+	return i + n + 1
 }
 
 // Walk visits every value in the next value, which is checked JSON, at every depth, in one pass. key

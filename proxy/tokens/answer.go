@@ -47,7 +47,7 @@ func (w way) readAnswer(status int, answer []byte) ([]uint32, error) {
 		}
 		answer, list = first, false
 	}
-	if w == renderChat && list {
+	if w.renders() && list {
 		return nil, errVersion
 	}
 	var o openai.Object
@@ -55,7 +55,7 @@ func (w way) readAnswer(status int, answer []byte) ([]uint32, error) {
 		return nil, fmt.Errorf("%w: not the JSON of an object", errAnswer)
 	}
 	key := "tokens"
-	if w == renderChat || w == renderPrompt {
+	if w.renders() {
 		key = "token_ids"
 	}
 	raw, ok := o.Get(key)
@@ -81,11 +81,16 @@ func (w way) readAnswer(status int, answer []byte) ([]uint32, error) {
 // absent distinguishes a missing route from a model that the engine does not serve,
 // which is also a 404. Engines report the latter in their own error bodies,
 // {"error":{...}} or {"object":"error","message":...}, and the former in that of their
-// router, {"detail":"Not Found"}.
+// router, {"detail":"Not Found"}. vLLM without --enable-scale-out has the routes that
+// render, and answers 403 of its own type (vllm/entrypoints/scale_out/factories.py). Any
+// other 403 refuses the request.
 func absent(status int, answer []byte) bool {
 	switch status {
 	case http.StatusMethodNotAllowed, http.StatusNotImplemented:
 		return true
+	case http.StatusForbidden:
+		kind, _, err := openai.Lookup(answer, "error", "type")
+		return err == nil && string(kind) == `"PermissionDeniedError"`
 	case http.StatusNotFound:
 		for _, key := range [...]string{"error", "message"} {
 			if _, ok, err := openai.Lookup(answer, key); ok && err == nil {

@@ -21,6 +21,8 @@ func TestAnswersOfEachEndpoint(t *testing.T) {
 		{"trtllm", trtllmPrompt, `{"count":1,"tokens":[7]}`, []uint32{7}},
 		{"no count", tokenizePrompt, `{"tokens":[4294967295]}`, []uint32{1<<32 - 1}},
 		{"render chat", renderChat, `{"request_id":"chatcmpl-1","token_ids":[1,2],"features":null,"sampling_params":{"n":1},"model":"m","stream":false}`, []uint32{1, 2}},
+		{"render messages", renderMessages, `{"request_id":"chatcmpl-1","token_ids":[1,2],"features":null,"sampling_params":{"n":1},"model":"m","stream":false}`, []uint32{1, 2}},
+		{"render responses", renderResponses, `{"request_id":"resp_1","token_ids":[4],"features":null,"sampling_params":{"n":1},"model":"m","stream":false}`, []uint32{4}},
 		{"render completions", renderPrompt, `[{"request_id":"cmpl-1","token_ids":[3],"sampling_params":{}}]`, []uint32{3}},
 		{"count of another list", tokenizePrompt, `{"tokens":[1],"count":2}`, nil},
 		{"count without tokens", trtllmPrompt, `{"count":1}`, nil},
@@ -100,10 +102,12 @@ func FuzzAppendIDs(f *testing.F) {
 }
 
 func FuzzReadAnswer(f *testing.F) {
-	f.Add(uint8(1), 200, []byte(`{"token_ids":[1]}`))
-	f.Add(uint8(2), 200, []byte(`{"tokens":[1],"count":1}`))
-	f.Add(uint8(4), 200, []byte(`[{"token_ids":[1]}]`))
+	f.Add(uint8(renderChat-1), 200, []byte(`{"token_ids":[1]}`))
+	f.Add(uint8(renderResponses-1), 200, []byte(`{"token_ids":[1]}`))
+	f.Add(uint8(tokenizePrompt-1), 200, []byte(`{"tokens":[1],"count":1}`))
+	f.Add(uint8(renderPrompt-1), 200, []byte(`[{"token_ids":[1]}]`))
 	f.Add(uint8(2), 404, []byte(`{"detail":"Not Found"}`))
+	f.Add(uint8(renderMessages-1), 403, []byte(`{"error":{"type":"PermissionDeniedError"}}`))
 	f.Fuzz(func(t *testing.T, w uint8, status int, answer []byte) {
 		ids, err := (way(w)%(ways-1) + 1).readAnswer(status, answer)
 		if (err == nil) != (len(ids) > 0) {
@@ -124,6 +128,9 @@ func TestMissingRoutesAreToldFromUnknownModels(t *testing.T) {
 		{404, `{"object":"error","message":"m","type":"NotFoundError","param":null,"code":404}`, false},
 		{405, `{"detail":"Method Not Allowed"}`, true},
 		{501, ``, true},
+		{403, `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.","type":"PermissionDeniedError","param":null,"code":403}}`, true},
+		{403, `{"error":{"message":"no","type":"Forbidden","param":null,"code":403}}`, false},
+		{403, `forbidden`, false},
 		{400, `{"detail":"x"}`, false},
 		{500, ``, false},
 	} {

@@ -17,9 +17,11 @@ const (
 type way uint8
 
 const (
-	// vLLM, vllm/entrypoints/scale_out/render: accepts the body of the API itself and
-	// returns exactly the ids that it would compute.
+	// vLLM with --enable-scale-out, vllm/entrypoints/scale_out/render: accepts the body of
+	// the API itself and returns exactly the ids that it would compute.
 	renderChat way = iota + 1
+	renderMessages
+	renderResponses
 	// vLLM, vllm/entrypoints/serve/tokenize: accepts the prompt and whether special
 	// tokens are added, or messages and some of the members that shape them.
 	tokenizePrompt
@@ -44,6 +46,8 @@ var forms = [ways]struct {
 	path    string
 }{
 	renderChat:       {VLLM, "/v1/chat/completions/render"},
+	renderMessages:   {VLLM, "/v1/messages/render"},
+	renderResponses:  {VLLM, "/v1/responses/render"},
 	tokenizePrompt:   {VLLM, "/tokenize"},
 	tokenizeMessages: {VLLM, "/tokenize"},
 	renderPrompt:     {VLLM, "/v1/completions/render"},
@@ -58,7 +62,12 @@ func (w way) path() string     { return forms[w].path }
 // exact reports whether the engine computes exactly the ids that it answers to w. This is
 // so for renderings. It is also so for a prompt alone, because no other member of the
 // request affects its ids.
-func (w way) exact() bool { return w == renderChat || w == renderPrompt || w == tokenizePrompt }
+func (w way) exact() bool { return w.renders() || w == tokenizePrompt }
+
+// renders reports whether the answer to w has the form of a rendering.
+func (w way) renders() bool {
+	return w == renderChat || w == renderMessages || w == renderResponses || w == renderPrompt
+}
 
 // unspeakable lists members of a vLLM chat request that influence the ids and that
 // /tokenize does not accept.
@@ -71,6 +80,10 @@ func (w way) suits(r *openai.Request) bool {
 	switch w {
 	case renderChat, sglangMessages:
 		return r.API == openai.Chat
+	case renderMessages: // the route rejects a body without a model (anthropic/protocol.py)
+		return r.API == openai.Messages && r.HasModel
+	case renderResponses: // the route has no earlier responses
+		return r.API == openai.Responses && !has(r, "previous_response_id")
 	case tokenizePrompt:
 		return plain && r.API == openai.Completions
 	case tokenizeMessages:
@@ -137,7 +150,7 @@ var tokenizeKeys = [...]string{
 // appendBody appends the body of the tokenize request.
 func (w way) appendBody(dst []byte, r *openai.Request) []byte {
 	switch w {
-	case renderChat, renderPrompt, sglangMessages:
+	case renderChat, renderMessages, renderResponses, renderPrompt, sglangMessages:
 		return appendQuestion(dst, r)
 	case tokenizeMessages:
 		return appendMembers(dst, r, tokenizeKeys[:]...)

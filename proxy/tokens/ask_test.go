@@ -53,7 +53,15 @@ func TestQuestionsAreTheClientsBytes(t *testing.T) {
 		{"trtllm without special tokens", openai.Completions, TRTLLM, `{"prompt":"x","add_special_tokens":false}`, nil},
 		{"trtllm chat", openai.Chat, TRTLLM, `{"messages":[{"role":"user","content":"x"}]}`, nil},
 		{"silent", openai.Completions, NoTokenizer, `{"prompt":"x"}`, nil},
-		{"anthropic messages", openai.Messages, VLLM, `{"max_tokens":1,"messages":[{"role":"user","content":"x"}]}`, nil},
+		{"vllm messages", openai.Messages, VLLM,
+			`{"model":"m","max_tokens":1,"system":"s","messages":[{"role":"user","content":"x"}],"thinking":{"type":"adaptive"},"stream":true,"kv_transfer_params":{"a":1}}`,
+			[][2]string{{"/v1/messages/render", `{"model":"m","max_tokens":1,"system":"s","messages":[{"role":"user","content":"x"}],"thinking":{"type":"adaptive"}}`}}},
+		{"vllm messages without a model", openai.Messages, VLLM, `{"max_tokens":1,"messages":[{"role":"user","content":"x"}]}`, nil},
+		{"sglang messages", openai.Messages, SGLang, `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}`, nil},
+		{"vllm responses", openai.Responses, VLLM, `{"model":"m","input":[{"role":"user","content":"x"}],"instructions":"s","previous_response_id":null,"store":true,"stream":true}`,
+			[][2]string{{"/v1/responses/render", `{"model":"m","input":[{"role":"user","content":"x"}],"instructions":"s","previous_response_id":null,"store":true}`}}},
+		{"vllm response to an earlier one", openai.Responses, VLLM, `{"input":"x","previous_response_id":"resp_1"}`, nil},
+		{"sglang responses", openai.Responses, SGLang, `{"model":"m","input":"x"}`, nil},
 		{"two prompts", openai.Completions, VLLM, `{"prompt":["x","y"]}`, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

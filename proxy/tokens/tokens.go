@@ -3,8 +3,9 @@
 // the client, from an engine's tokenize endpoint, or from a local tokenizer file, in
 // the configured order. If no source has them, the index works on text.
 //
-// Ids are a routing hint. The leg does not contain them, and no failure here fails a
-// request: a failure costs at most the time-out, and the [Result] names it.
+// Ids are a routing hint, unless they are exact: then the legs may have them in the place of the
+// text. No failure here fails a request: a failure costs at most the time-out, and the [Result]
+// names it.
 //
 // The body of a tokenize request consists of the client's bytes with some members removed
 // or inserted; the prompt is not decoded. Building the request (ask.go) and reading the

@@ -50,17 +50,26 @@ type backend struct {
 	recorded    *recorder // nil: requests are not kept
 }
 
-func newBackend() *backend {
-	answer := func(params string) []byte {
-		return jsonAnswer(`{"id":"cmpl-1","object":"text_completion","created":1,"model":"` + benchModel +
-			`","choices":[{"index":0,"text":"` + string(bytes.Repeat([]byte("x"), answerText)) +
-			`","logprobs":null,"finish_reason":"length","stop_reason":null}],` +
-			`"usage":{"prompt_tokens":500,"completion_tokens":1,"total_tokens":501},"kv_transfer_params":` + params + `}`)
+// wholeAnswer returns an answer with those parameters, and with the ids of its prompt if ids is
+// not empty.
+func wholeAnswer(params, ids string, prompt int) []byte {
+	if ids != "" {
+		ids = `,"prompt_token_ids":[` + ids + `]`
 	}
+	return jsonAnswer(`{"id":"cmpl-1","object":"text_completion","created":1,"model":"` + benchModel +
+		`","choices":[{"index":0,"text":"` + string(bytes.Repeat([]byte("x"), answerText)) +
+		`","logprobs":null,"finish_reason":"length","stop_reason":null` + ids + `}],` +
+		fmt.Sprintf(`"usage":{"prompt_tokens":%d,"completion_tokens":1,"total_tokens":%d},"kv_transfer_params":%s}`, prompt, prompt+1, params))
+}
+
+// prefillParams are those by which decode reads the KV.
+const prefillParams = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e1",` +
+	`"remote_block_ids":[1,2,3,4],"remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}`
+
+func newBackend() *backend {
 	return &backend{
-		whole: answer("null"),
-		prefill: answer(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e1",` +
-			`"remote_block_ids":[1,2,3,4],"remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}`),
+		whole:   wholeAnswer("null", "", 500),
+		prefill: wholeAnswer(prefillParams, "", 500),
 		models:  jsonAnswer(`{"object":"list","data":[{"id":"` + benchModel + `","object":"model","max_model_len":1048576}]}`),
 		version: jsonAnswer(`{"version":"0.33.0"}`),
 		model:   jsonAnswer(`{"model_path":"` + benchModel + `","served_model_name":"` + benchModel + `","tokenizer_path":"` + benchModel + `","is_generation":true}`),
@@ -164,7 +173,12 @@ func (b *backend) answer(w io.Writer, e *engine, m *message, body []byte) error 
 	case hasTrue(body, `"do_remote_decode"`) || joined && e.prefill:
 		b.prefills.Add(1)
 		e.look(body)
-		_, err := w.Write(b.prefill)
+		answer := b.prefill
+		if hasTrue(body, `"return_token_ids"`) {
+			n := idsOf(body)
+			answer = wholeAnswer(prefillParams, strings.Repeat("1523,", n-1)+"1523", n)
+		}
+		_, err := w.Write(answer)
 		return err
 	case !hasTrue(body, `"stream"`) && (joined || hasTrue(body, `"do_remote_prefill"`)):
 		b.decodes.Add(1)
@@ -185,10 +199,13 @@ func (b *backend) answer(w io.Writer, e *engine, m *message, body []byte) error 
 	period := time.Duration(number(body, `"`+periodField+`"`)) * time.Microsecond
 	ids := 0
 	if hasTrue(body, `"return_token_ids"`) {
-		ids = max(1, len(body)/4)
+		ids = idsOf(body)
 	}
 	return writeStream(w, events, ids, period)
 }
+
+// idsOf returns the number of token ids that the backend answers for the prompt in a body.
+func idsOf(body []byte) int { return max(1, len(body)/4) }
 
 func (b *backend) get(w io.Writer, e *engine, target string) (err error) {
 	switch target {

@@ -124,6 +124,31 @@ func TestBackendAnswers(t *testing.T) {
 	}
 }
 
+// TestBackendAnswersIDs: a prefill leg that asks for ids gets as many as the usage has.
+func TestBackendAnswersIDs(t *testing.T) {
+	b := newBackend()
+	m := message{first: []byte("POST " + requestPath + " HTTP/1.1")}
+	var out bytes.Buffer
+	body := `{"return_token_ids": true, "kv_transfer_params": {"do_remote_decode": true}}`
+	if err := b.answer(&out, newEngine(b, "prefill", 0), &m, []byte(body)); err != nil {
+		t.Fatal(err)
+	}
+	var answer struct {
+		Choices []struct {
+			IDs []int `json:"prompt_token_ids"`
+		}
+		Usage struct {
+			Prompt int `json:"prompt_tokens"`
+		}
+	}
+	if err := json.Unmarshal(readAnswer(t, &out), &answer); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(answer.Choices[0].IDs); n != len(body)/4 || n != answer.Usage.Prompt {
+		t.Errorf("got %d ids, usage %d, want %d", n, answer.Usage.Prompt, len(body)/4)
+	}
+}
+
 // readAnswer reads one answer, after which no bytes may remain.
 func readAnswer(t *testing.T, from *bytes.Buffer) []byte {
 	t.Helper()

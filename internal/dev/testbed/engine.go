@@ -20,6 +20,7 @@ type Engine struct {
 	TLS        bool
 	Prefix     string // is removed from every path
 	Info       string // answer to GET /server_info; "": none
+	Release    string // version of GET /version; "": there is no such route
 	// Serve answers a leg. Script replaces it while the engine runs.
 	Serve func(w http.ResponseWriter, leg Leg)
 	Sick  atomic.Bool // the health probe fails
@@ -73,6 +74,8 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, `{"data":[{"id":"sim"}]}`) // an error is the proxy's own end
 	case path == "/server_info" && e.Info != "":
 		_, _ = io.WriteString(w, e.Info)
+	case path == "/version" && e.Release != "":
+		_, _ = io.WriteString(w, `{"version":"`+e.Release+`"}`)
 	case r.Method == http.MethodGet:
 		http.NotFound(w, r)
 	default:

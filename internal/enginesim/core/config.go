@@ -129,6 +129,9 @@ type Config struct {
 	// WrongTokens makes the tokenize endpoints return ids that differ from
 	// those that the engine computes for the same request.
 	WrongTokens bool
+	// NoScaleOut is vLLM without --enable-scale-out: /inference/v1/generate and the routes
+	// that render answer 403.
+	NoScaleOut bool
 	// Store is the directory that vllm-store engines share; "" for none.
 	Store string
 	// Version is the release of vLLM; default "0.32.0+sim". Releases before

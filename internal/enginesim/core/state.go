@@ -36,6 +36,11 @@ type State struct {
 	PromptTokens int64 `json:"prompt_tokens"`
 	CachedTokens int64 `json:"cached_tokens"`
 	OutputTokens int64 `json:"output_tokens"`
+	// Tokenized counts the prompts in text that a vLLM engine tokenized, for an answer or for a
+	// tokenize request. StrayIDs counts prompts of ids beside messages that do not begin with the
+	// ids of these messages.
+	Tokenized int64 `json:"tokenized"`
+	StrayIDs  int64 `json:"stray_ids"`
 	// LeasesExpired counts pinned sets whose lease ended.
 	LeasesExpired int64 `json:"leases_expired"`
 	// StaleReads counts reads of memory that was no longer held.
@@ -64,6 +69,7 @@ type counters struct {
 	LeasesExpired, StaleReads, DuplicateIDs        atomic.Int64
 	peerConnections, connectionWaits               atomic.Int64
 	Encoded, EncoderHits                           atomic.Int64
+	Tokenized, StrayIDs                            atomic.Int64
 	ExternalTokens                                 atomic.Int64 // received by transfer
 }
 
@@ -73,6 +79,7 @@ func (e *Engine) State() State {
 		Requests: e.Stats.Requests.Load(), Transfers: e.Stats.Transfers.Load(), Aborted: e.Stats.Aborted.Load(),
 		Errors: e.Stats.errors.Load(), Rejected: e.Stats.Rejected.Load(),
 		PromptTokens: e.Stats.promptTokens.Load(), CachedTokens: e.Stats.cachedTokens.Load(), OutputTokens: e.Stats.OutputTokens.Load(),
+		Tokenized: e.Stats.Tokenized.Load(), StrayIDs: e.Stats.StrayIDs.Load(),
 		LeasesExpired: e.Stats.LeasesExpired.Load(), StaleReads: e.Stats.StaleReads.Load(), DuplicateIDs: e.Stats.DuplicateIDs.Load(),
 		PeerConnections: e.Stats.peerConnections.Load(), ConnectionWaits: e.Stats.connectionWaits.Load(),
 		Encoded: e.Stats.Encoded.Load(), EncoderHits: e.Stats.EncoderHits.Load(),

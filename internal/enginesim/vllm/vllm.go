@@ -91,9 +91,8 @@ func (v *VLLM) Start() error {
 }
 
 func (v *VLLM) Routes(mux *http.ServeMux) {
-	for _, route := range []string{core.RouteMessages, core.RouteTokens} {
-		mux.HandleFunc("POST "+route, v.e.Generating(route))
-	}
+	mux.HandleFunc("POST "+core.RouteMessages, v.e.Generating(core.RouteMessages))
+	v.scaleOutRoutes(mux)
 	mux.HandleFunc("POST "+core.RouteResponses, v.storing(v.e.Generating(core.RouteResponses)))
 	v.storedRoutes(mux)
 	mux.HandleFunc("/ping", func(http.ResponseWriter, *http.Request) {})
@@ -107,9 +106,6 @@ func (v *VLLM) Routes(mux *http.ServeMux) {
 	v.poolingRoutes(mux)
 	v.mediaRoutes(mux)
 	mux.HandleFunc("POST /tokenize", v.tokenize)
-	for _, route := range []string{core.RouteChat, core.RouteCompletions} {
-		mux.HandleFunc("POST "+route+"/render", v.render(route))
-	}
 	// This route belongs to the development mode. It answers 200 even when
 	// blocks are in use.
 	mux.HandleFunc("POST /reset_prefix_cache", func(http.ResponseWriter, *http.Request) { v.e.ResetCache() })
@@ -183,22 +179,9 @@ func (v *VLLM) parseRoute(route string, h http.Header, body []byte) (*core.Reque
 	if ferr != nil {
 		return nil, pydanticError(ferr, nil)
 	}
-	var req *core.Request
-	switch route {
-	case core.RouteResponses:
-		req, ferr = core.ParseResponses(h, f)
-	case core.RouteMessages:
-		req, ferr = parseMessages(h, f)
-	case core.RouteTokens:
-		req, ferr = parseTokens(h, f)
-	default:
-		if text, err := f.Str("prompt", ""); route == core.RouteCompletions && err == nil && text == "" {
-			return nil, core.BadRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)")
-		}
-		req, ferr = core.ParseOpenAI(route, h, f)
-	}
-	if ferr != nil {
-		return nil, pydanticError(ferr, f)
+	req, refusal := parseAPI(route, h, f)
+	if refusal != nil {
+		return nil, refusal
 	}
 	if f.Has("stream_options") && !req.Stream {
 		return nil, core.BadRequest("stream_options", "Stream options can only be defined when `stream=True`. (parameter=stream_options)")
@@ -232,6 +215,28 @@ func (v *VLLM) parseRoute(route string, h http.Header, body []byte) (*core.Reque
 	if refusal := v.check(req); refusal != nil {
 		v.refused(req)
 		return nil, refusal
+	}
+	return req, nil
+}
+
+// parseAPI reads a body with the request model of its route.
+func parseAPI(route string, h http.Header, f core.Fields) (req *core.Request, refusal *core.APIError) {
+	var ferr *core.FieldError
+	switch route {
+	case core.RouteResponses:
+		req, ferr = core.ParseResponses(h, f)
+	case core.RouteMessages:
+		req, ferr = parseMessages(h, f)
+	case core.RouteTokens:
+		req, ferr = parseTokens(h, f)
+	default:
+		if text, err := f.Str("prompt", ""); route == core.RouteCompletions && err == nil && text == "" {
+			return nil, core.BadRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)")
+		}
+		req, ferr = core.ParseOpenAI(route, h, f)
+	}
+	if ferr != nil {
+		return nil, pydanticError(ferr, f)
 	}
 	return req, nil
 }
@@ -300,7 +305,7 @@ func (v *VLLM) check(req *core.Request) *core.APIError {
 	if refusal := v.checkModel(req.Model); refusal != nil {
 		return refusal
 	}
-	if refusal := reuseIDs(req); refusal != nil {
+	if refusal := v.takeIDs(req); refusal != nil {
 		return refusal
 	}
 	if refusal := v.e.CheckTokens(req); refusal != nil {

@@ -23,6 +23,7 @@ func (v *VLLM) tokenize(w http.ResponseWriter, r *http.Request) {
 		core.WriteJSON(w, refusal.Status, v.ErrorBody(refusal))
 		return
 	}
+	v.e.Stats.Tokenized.Add(1)
 	ids = v.e.Answered(ids)
 	var texts any
 	if want, _ := f.Boolean("return_token_strs", false); want {
@@ -74,27 +75,43 @@ func (v *VLLM) detokenize(w http.ResponseWriter, r *http.Request) {
 	core.WriteJSON(w, http.StatusOK, core.Obj("prompt", core.ValidText(core.Detokenize(ids))))
 }
 
-// render answers POST /v1/chat/completions/render with the body that
-// /inference/v1/generate takes for the same request, and
-// POST /v1/completions/render with a list of them
-// (vllm/entrypoints/scale_out/render).
+// renderedRoutes are the routes with a route that renders.
+var renderedRoutes = [...]string{core.RouteChat, core.RouteCompletions, core.RouteMessages, core.RouteResponses}
+
+// scaleOutRoutes adds the routes of --enable-scale-out.
+func (v *VLLM) scaleOutRoutes(mux *http.ServeMux) {
+	generate := v.e.Generating(core.RouteTokens)
+	if v.e.Cfg.NoScaleOut {
+		generate = v.scaleOutDisabled
+	}
+	mux.HandleFunc("POST "+core.RouteTokens, generate)
+	for _, route := range renderedRoutes {
+		answer := v.render(route)
+		if v.e.Cfg.NoScaleOut {
+			answer = v.scaleOutDisabled
+		}
+		mux.HandleFunc("POST "+route+"/render", answer)
+	}
+}
+
+// scaleOutDisabled answers for the routes of --enable-scale-out in an engine without the flag
+// (vllm/entrypoints/scale_out/factories.py).
+func (v *VLLM) scaleOutDisabled(w http.ResponseWriter, _ *http.Request) {
+	refusal := &core.APIError{Status: http.StatusForbidden, Type: "PermissionDeniedError",
+		Message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."}
+	core.WriteJSON(w, refusal.Status, v.ErrorBody(refusal))
+}
+
+// render answers POST ROUTE/render with the body that /inference/v1/generate takes for the
+// same request, for completions with a list of them (vllm/entrypoints/scale_out/render).
+// Its errors have the OpenAI form on every route.
 func (v *VLLM) render(route string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body, err := core.ReadBody(w, r)
 		if err != nil {
 			return
 		}
-		f, ferr := core.DecodeFields(body)
-		var req *core.Request
-		if ferr == nil {
-			req, ferr = core.ParseOpenAI(route, r.Header, f)
-		}
-		var refusal *core.APIError
-		if ferr != nil {
-			refusal = pydanticError(ferr, f)
-		} else {
-			refusal = v.check(req)
-		}
+		req, refusal := v.renderable(route, r.Header, body)
 		if refusal != nil {
 			core.WriteJSON(w, refusal.Status, v.ErrorBody(refusal))
 			return
@@ -103,12 +120,33 @@ func (v *VLLM) render(route string) http.HandlerFunc {
 		for _, ids := range req.Prompts {
 			list = append(list, v.rendered(req, ids))
 		}
-		if req.Chat {
+		if route != core.RouteCompletions {
 			core.WriteJSON(w, http.StatusOK, list[0])
 			return
 		}
 		core.WriteJSON(w, http.StatusOK, list)
 	}
+}
+
+// renderable parses a body to render, and refuses what render/serving.py does.
+func (v *VLLM) renderable(route string, h http.Header, body []byte) (*core.Request, *core.APIError) {
+	f, ferr := core.DecodeFields(body)
+	if ferr != nil {
+		return nil, pydanticError(ferr, nil)
+	}
+	req, refusal := parseAPI(route, h, f)
+	if refusal != nil {
+		return nil, refusal
+	}
+	if beam, _ := f.Boolean("use_beam_search", false); beam {
+		return nil, core.BadRequest("", "Beam search is not supported by the render endpoint")
+	}
+	if route == core.RouteResponses && f.Has("previous_response_id") {
+		refusal := core.BadRequest("previous_response_id", "previous_response_id is not supported by the stateless render endpoint.")
+		refusal.Type = "invalid_request_error"
+		return nil, refusal
+	}
+	return req, v.check(req)
 }
 
 // rendered is a GenerateRequest.

@@ -27,6 +27,7 @@ type Engine struct {
 	Key       string        // Authorization that the proxy should send
 	Models    string        // models of GET /v1/models; "": m
 	Cards     string        // further members of the first model of GET /v1/models
+	Release   string        // version of GET /version; "": there is no such route
 	Ranks     int           // 0: 1
 	Refuse    bool          // the engine accepts no connection
 	Remote    bool          // a [[remote]] of the configuration has the address of the engine
@@ -262,6 +263,11 @@ func (p Probes) RoundTrip(r *http.Request) (*http.Response, error) {
 			list[0] = strings.Replace(list[0], "}", ","+e.Cards+"}", 1)
 		}
 		resp.Body = io.NopCloser(strings.NewReader(`{"data":[` + strings.Join(list, ",") + `]}`))
+	case "/version":
+		if e.Release != "" {
+			resp.StatusCode = 200
+			resp.Body = io.NopCloser(strings.NewReader(fmt.Sprintf(`{"version":%q}`, e.Release)))
+		}
 	}
 	return resp, nil
 }
