@@ -59,6 +59,32 @@ func promptTokens(t *testing.T, a answer) (cached, prompt int) {
 	return got.Usage.Cached, got.Usage.Fresh + got.Usage.Cached
 }
 
+// TestStablePrefixOfATenant: the rules hold for the requests of the tenant that the configuration
+// names, and for no other tenant. Of each body only the header is missing.
+func TestStablePrefixOfATenant(t *testing.T) {
+	e := both("e", says(200, `{"choices":[{"message":{"content":"x"}}]}`))
+	// The SHA-256 of "secret" and of "other".
+	keys := writeFile(t, "keys", "alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\nbob d9298a10d1b0735837dc4bd85dac641b0f3cef27a47e5d53a54f2f3f5b2fcffa\n")
+	f := startScripted(t, "none", func(c *config.Config) {
+		c.Server.Auth.KeysFile = keys
+		stablePrefix("tenants = alice")(c)
+	}, e)
+	const header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=36ee5;"
+	body := func(header string) string {
+		return `{"model":"m", "messages":[{"role":"system","content":"` + header + `Be brief."},{"content":"I see ` + header + ` in a log.","role":"user"}],"max_tokens":10 , "temperature":1e-1,"seed":9007199254740993}`
+	}
+	changed := strings.Replace(body(header), header, "", 1)
+	for _, tt := range []struct{ key, want string }{{"secret", changed}, {"other", body(header)}, {"secret", changed}} {
+		if a := f.post(t.Context(), f.url, chatPath, body(header), "Authorization", "Bearer "+tt.key); a.status != 200 {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+		legs := e.Seen(nil)
+		if got := legs[len(legs)-1].Text; got != tt.want {
+			t.Errorf("%s: the engine got %s, want %s", tt.key, got, tt.want)
+		}
+	}
+}
+
 // TestStablePrefix: a session in the form of Claude Code on SGLang engines, whose billing header has
 // another hash in each turn. With the filter each turn finds the prompt of the turn before in the
 // cache, and the prompt is that of a request without the header.

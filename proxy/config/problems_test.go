@@ -270,7 +270,7 @@ host_functions = [""]
 		{"plugin[1].path", 7, "@sha256:DIGEST"}, {"plugin[1].signature", 8, "needs public_key"}, {"plugin[2].signature", 13, "a part of the artifact"}}},
 	{"built-in filters", "[[plugin]]\nname='p'\npath='builtin:stable_prefix'\nphase='filter'\n[[plugin]]\nname='q'\npath='builtin:stable-prefx'\n" +
 		"[[plugin]]\nname='r'\npath='builtin:stable_prefix'\nsha256='" + strings.Repeat("0a", 32) + "'\npublic_key='RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3'\n", []want{
-		{"plugin[1].path", 7, "did you mean stable_prefix?"}, {"plugin[2].phase", 8, `must be "filter"`},
+		{"plugin[1].path", 7, "did you mean stable_prefix?"}, {"plugin[2].phase", 9, `must be "filter"`},
 		{"plugin[2].sha256", 11, "comes with the program"}, {"plugin[2].public_key", 12, "comes with the program"}}},
 	{"sha256 that is no hex", "[[plugin]]\nname='p'\npath='p'\nsha256='" + strings.Repeat("zz", 32) + "'\n",
 		[]want{{"plugin[0].sha256", 4, "64 hex"}}},
