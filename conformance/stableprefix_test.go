@@ -71,7 +71,7 @@ func TestStablePrefixOfATenant(t *testing.T) {
 	}, e)
 	const header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=36ee5;"
 	body := func(header string) string {
-		return `{"model":"m", "messages":[{"role":"system","content":"` + header + `Be brief."},{"content":"I see ` + header + ` in a log.","role":"user"}],"max_tokens":10 , "temperature":1e-1,"seed":9007199254740993}`
+		return `{"model":"sim", "messages":[{"role":"system","content":"` + header + `Be brief."},{"content":"I see ` + header + ` in a log.","role":"user"}],"max_tokens":10 , "temperature":1e-1,"seed":9007199254740993}`
 	}
 	changed := strings.Replace(body(header), header, "", 1)
 	for _, tt := range []struct{ key, want string }{{"secret", changed}, {"other", body(header)}, {"secret", changed}} {

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -120,13 +121,17 @@ func (p pieces) Read(b []byte) (int, error) { return p.r.Read(b[:min(len(b), p.s
 func (pieces) Close() error                 { return nil }
 
 // send passes a body through the chain, as a client of that User-Agent, and returns the body and
-// the notes behind it. The client is of the tenant team-a.
+// the notes behind it. The client is of the tenant team-a. It announces the length of the body if
+// the size of the pieces is even.
 func send(tb testing.TB, chain *filter.Chain, path, userAgent, body string, piece int) (got string, notes []string) {
 	tb.Helper()
 	info := &abi.StreamInfo{}
 	r := httptest.NewRequest(http.MethodPost, path, nil)
 	r.Body, r.ContentLength = pieces{strings.NewReader(body), piece}, int64(len(body))
 	r.Header.Set("User-Agent", userAgent)
+	if piece%2 == 0 {
+		r.Header.Set("Content-Length", strconv.Itoa(len(body)))
+	}
 	r = r.WithContext(abi.WithStreamInfo(tb.Context(), info))
 	answer := httptest.NewRecorder()
 	chain.Wrap(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -200,7 +205,7 @@ func TestModule(t *testing.T) {
 		if want == "" {
 			want = tt.body
 		}
-		for _, piece := range []int{100, 1 << 20} {
+		for _, piece := range []int{100, 1 << 20, 1<<20 - 1} {
 			if len(tt.body) > 1<<20 && piece == 100 {
 				continue
 			}
@@ -294,7 +299,7 @@ func BenchmarkStablePrefix(b *testing.B) {
 						}
 					}
 				}))
-				body, lines := []byte(bb.body), http.Header{"User-Agent": {bb.userAgent}, "Content-Type": {"application/json"}, "X-Request-Id": {"r"}}
+				body, lines := []byte(bb.body), http.Header{"User-Agent": {bb.userAgent}, "Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(bb.body))}, "X-Request-Id": {"r"}}
 				w := httptest.NewRecorder()
 				b.ReportAllocs()
 				before := usage.ProcessTime()

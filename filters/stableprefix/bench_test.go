@@ -5,9 +5,10 @@ import (
 	"testing"
 )
 
-// BenchmarkApply is the work of the rules without WebAssembly.
+// BenchmarkApply is the work of the rules on 256 KB without WebAssembly.
 func BenchmarkApply(b *testing.B) {
-	body := []byte(`{"model":"m","messages":[` + strings.Repeat(`{"role":"user","content":[{"type":"text","text":"`+strings.Repeat(`func main() { print(\"x\") }\n`, 30)+`"}]},`, 300) + `{"role":"user","content":"x"}],"system":[{"type":"text","text":"` + billing("1") + `"},{"type":"text","text":"A"}]}`)
+	const line = `\tif err := build(ctx, \"target\", options.Verbose); err != nil {\n`
+	body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat(line, 256<<10/len(line)) + `"}],"system":[{"type":"text","text":"` + billing("1") + `"},{"type":"text","text":"Be brief."}]}`)
 	c, err := Parse("")
 	if err != nil {
 		b.Fatal(err)
