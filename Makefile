@@ -248,9 +248,9 @@ test-release: $(TOOL)/cosign ## a signed release; its image, packages and archiv
 	conformance/release/run.sh
 
 .PHONY: policies
-policies: ## the built-in policies: policies/builtin.wasm from its sources, then tests
-	$(GO) test -count=1 -run '^TestModuleIsItsSource$$' ./conformance/policies -update
-	$(GO) test ./policies/... ./conformance/policies
+policies: ## the built-in modules from their sources: policies/builtin.wasm and filters/stable_prefix.wasm, then tests
+	$(GO) test -count=1 -run '^TestModuleIsItsSource$$|^TestFilterIsItsSource$$' ./conformance/policies -update
+	$(GO) test ./policies/... ./filters/... ./conformance/policies
 
 .PHONY: bench-wasm
 bench-wasm: ## what a decision costs: native, built-in Wasm, guests in Go, C and Rust

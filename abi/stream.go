@@ -12,6 +12,7 @@ import (
 // not known (yet).
 type StreamFacts struct {
 	RequestID string // x-request-id of the exchange
+	Tenant    string // of the client's API key or token, known when the body is read; "" without keys
 	Model     string // as the client requested it
 	Stream    bool   // the client requested events
 	Flow      Flow

@@ -201,6 +201,21 @@ func TestCheckAll(t *testing.T) {
 	}
 }
 
+// TestCheckBuiltinFilter: the text of a built-in filter is checked with the configuration, and the
+// problem suggests the rule that is probably meant.
+func TestCheckBuiltinFilter(t *testing.T) {
+	for text, want := range map[string]string{
+		"rules = safe, env_date": "",
+		"rules = billing_heder":  `plugin[0].config (p): line 1: there is no rule "billing_heder"; there are safe, none, billing_header, token_budget, env_date, git_status, clock, tool_order, did you mean billing_header?`,
+	} {
+		path := write(t, "[[plugin]]\nname = 'p'\npath = 'builtin:stable_prefix'\nphase = 'filter'\nconfig = '"+text+"'\n[[engine]]\nname='e'\nurl='http://h:1'\nrole='both'\nconnector='none'\n")
+		code, _, stderr := run("check", path)
+		if (code == exit.OK) != (want == "") || !strings.Contains(stderr, want) {
+			t.Errorf("%s: exit %d: %s", text, code, stderr)
+		}
+	}
+}
+
 // Every command shows an example, and lists only flags that it uses.
 func TestHelp(t *testing.T) {
 	code, stdout, _ := run("--help")

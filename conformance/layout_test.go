@@ -25,6 +25,9 @@ var never = []struct {
 	of: []string{"policies/..."}, imports: []string{"..."}, but: []string{"abi", "abi/guest", "policies/..."},
 	why: "a policy knows only the facts of the contract, so that each policy can run in a guest",
 }, {
+	of: []string{"filters/..."}, imports: []string{"..."}, but: []string{"abi", "abi/guest", "filters/..."},
+	why: "a built-in filter uses only the functions of proxy-wasm, as any other filter",
+}, {
 	of: []string{"proxy/state/..."}, imports: []string{"..."}, but: []string{"abi", "proxy/fleetpb", "proxy/state/..."},
 	why: "state is computed, replicated and replayed without engines",
 }, {
@@ -38,7 +41,7 @@ var never = []struct {
 	why: "only tests run the proxy with fake engines",
 }, {
 	of: []string{"proxy/..."}, except: []string{"proxy/coordinator/placetest"},
-	imports: []string{"plugins/...", "policies/..."},
+	imports: []string{"plugins/...", "policies/...", "filters/..."},
 	why:     "the proxy calls decisions through the contract, whether they are native or in a guest",
 }, {
 	of: []string{"..."}, except: []string{"cmd", "conformance/...", "internal/enginesim/..."},

@@ -16,6 +16,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/filters"
+	"github.com/pdproxy/pdproxy/filters/stableprefix"
 	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/plugins/filter"
 	"github.com/pdproxy/pdproxy/plugins/policy"
@@ -133,10 +135,32 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 		}
 		c.Upstreams[u.Name] = parsed
 	}
+	if problems := filterProblems(cfg); len(problems) > 0 {
+		return c, problems
+	}
 	for _, p := range cfg.Plugins {
 		c.Plugins = append(c.Plugins, pluginSpec(&p))
 	}
 	return c, nil
+}
+
+// filterProblems returns the problem of the configuration text of each built-in filter.
+func filterProblems(cfg *config.Config) config.Problems {
+	var problems config.Problems
+	for i, p := range cfg.Plugins {
+		name, _ := p.Builtin()
+		err := filters.Check(name, p.Config)
+		if err == nil {
+			continue
+		}
+		text := err.Error()
+		var wrong *stableprefix.Error
+		if errors.As(err, &wrong) {
+			text += config.DidYouMean(wrong.Name, wrong.Known)
+		}
+		problems = append(problems, cfg.Problem(fmt.Sprintf("plugin[%d].config", i), text))
+	}
+	return problems
 }
 
 // paramProblems returns the problem of each parameter in [policy.params].
@@ -158,8 +182,9 @@ func paramProblems(cfg *config.Config) config.Problems {
 }
 
 func pluginSpec(p *config.Plugin) plugins.Spec {
+	builtin, _ := p.Builtin()
 	return plugins.Spec{
-		Name: p.Name, Source: source.Source{Location: p.Path, SHA256: p.SHA256, PublicKey: p.PublicKey, Signature: p.Signature}, Filter: p.Phase == config.PhaseFilter,
+		Name: p.Name, Source: source.Source{Location: p.Path, Module: filters.Module(builtin), SHA256: p.SHA256, PublicKey: p.PublicKey, Signature: p.Signature}, Filter: p.Phase == config.PhaseFilter,
 		Trusted: p.Trusted, MemoryPages: uint32(p.Memory / host.PageSize), HostMemory: int64(p.HostMemory), Timeout: time.Duration(p.Timeout),
 		// Never nil: nil would allow everything.
 		HostFunctions: append([]string{}, p.HostFunctions...), Upstreams: append([]string{}, p.Upstreams...),

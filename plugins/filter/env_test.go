@@ -66,6 +66,8 @@ func TestProperties(t *testing.T) {
 		{"response_headers", `pdproxy\x00flow`, `0 "prefill_first"`},
 		{"response_headers", `pdproxy\x00disagg_id`, "0 " + u64(1<<41)},
 		{"response_headers", `pdproxy\x00model`, `0 "m"`},
+		{"request_headers", `pdproxy\x00tenant`, `1 ""`},
+		{"response_headers", `pdproxy\x00tenant`, `0 "team-a"`},
 		{"log", `response\x00size`, "0 " + u64(5)},
 		{"log", `request\x00id`, `0 "r-1"`},
 	}
@@ -83,7 +85,7 @@ func TestProperties(t *testing.T) {
 	w.start(s)
 	srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
 		abi.StreamInfoFrom(r.Context()).Update(func(f *abi.StreamFacts) {
-			f.RequestID, f.Model, f.Flow, f.DisaggID = "r-1", "m", abi.FlowPrefillFirst, 1<<41
+			f.RequestID, f.Tenant, f.Model, f.Flow, f.DisaggID = "r-1", "team-a", "m", abi.FlowPrefillFirst, 1<<41
 			f.Prefill = abi.StreamTarget{Engine: "p0", Address: "10.0.0.6:8000"}
 			f.Decode = abi.StreamTarget{Engine: "d1", Address: "10.0.0.7:8000", Rank: 2}
 		})

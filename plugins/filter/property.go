@@ -341,6 +341,8 @@ func (s *stream) exchangeProperty(path []string) ([]byte, bool) {
 	switch strings.Join(path, ".") {
 	case "request_id":
 		return known(facts.RequestID)
+	case "tenant":
+		return known(facts.Tenant)
 	case "model":
 		return known(facts.Model)
 	case "stream":

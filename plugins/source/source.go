@@ -1,5 +1,5 @@
-// Package source reads a module from a file, over http(s) or from a registry of OCI
-// artifacts. It limits the size, and checks digest and signature. It also notices when the content of a file changes.
+// Package source reads a module from a file, over http(s), from a registry of OCI
+// artifacts or from the program itself. It limits the size, and checks digest and signature. It also notices when the content of a file changes.
 //
 // The decisions behind this package are in docs/design/plugins.md.
 package source
@@ -34,6 +34,9 @@ type Source struct {
 	// Location is a path, an http or https URL, or oci://REGISTRY/REPOSITORY with
 	// :TAG or @sha256:DIGEST.
 	Location string
+	// Module is the module itself, if it is built into the program. Location is then only its
+	// name.
+	Module string
 	// SHA256 is the digest that the module must have, 64 hex digits; "" allows
 	// any.
 	SHA256 string
@@ -52,7 +55,7 @@ type Content struct {
 }
 
 // Remote reports whether the module comes over the network. Such a module is
-// read only on request and never watched.
+// read only on request.
 func (s Source) Remote() bool {
 	return strings.HasPrefix(s.Location, "http://") || strings.HasPrefix(s.Location, "https://") || s.inRegistry()
 }
@@ -66,9 +69,12 @@ func (s Source) inRegistry() bool { return strings.HasPrefix(s.Location, ociPref
 func (s Source) Read(ctx context.Context, cache string) (Content, error) {
 	var wasm, signature []byte
 	var err error
-	if s.inRegistry() {
+	switch {
+	case s.Module != "":
+		wasm = []byte(s.Module)
+	case s.inRegistry():
 		wasm, signature, err = s.pull(ctx, cache)
-	} else {
+	default:
 		wasm, err = s.bytes(ctx, MaxSize)
 	}
 	if err != nil {

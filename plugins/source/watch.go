@@ -22,10 +22,10 @@ type Watch struct {
 }
 
 // NewWatch returns a watch on the file of s. loaded is the digest of the
-// content that was loaded. A remote source never changes.
+// content that was loaded. A source that is not a file never changes.
 func NewWatch(s Source, loaded string) *Watch {
 	w := &Watch{hash: sha256.New()}
-	if !s.Remote() {
+	if !s.Remote() && s.Module == "" {
 		w.path, w.signed = s.Location, s.signatureFile()
 	}
 	w.known = loaded + w.signature()

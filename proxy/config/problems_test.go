@@ -268,6 +268,10 @@ host_functions = [""]
 		"[[plugin]]\nname='r'\npath='r'\npublic_key='RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3'\nsignature='oci://ghcr.io/a/p:1'\n", []want{
 		{"plugin[0].path", 3, "oci://REGISTRY/REPOSITORY:TAG"}, {"plugin[0].public_key", 4, "is not a public key of minisign"},
 		{"plugin[1].path", 7, "@sha256:DIGEST"}, {"plugin[1].signature", 8, "needs public_key"}, {"plugin[2].signature", 13, "a part of the artifact"}}},
+	{"built-in filters", "[[plugin]]\nname='p'\npath='builtin:stable_prefix'\nphase='filter'\n[[plugin]]\nname='q'\npath='builtin:stable-prefx'\n" +
+		"[[plugin]]\nname='r'\npath='builtin:stable_prefix'\nsha256='" + strings.Repeat("0a", 32) + "'\npublic_key='RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3'\n", []want{
+		{"plugin[1].path", 7, "did you mean stable_prefix?"}, {"plugin[2].phase", 9, `must be "filter"`},
+		{"plugin[2].sha256", 11, "comes with the program"}, {"plugin[2].public_key", 12, "comes with the program"}}},
 	{"sha256 that is no hex", "[[plugin]]\nname='p'\npath='p'\nsha256='" + strings.Repeat("zz", 32) + "'\n",
 		[]want{{"plugin[0].sha256", 4, "64 hex"}}},
 	{"fail on a policy", "[[plugin]]\nname='p'\npath='p'\nfail='open'\n", []want{{"plugin[0].fail", 4, "filters only"}}},

@@ -40,9 +40,9 @@ type Plugin struct {
 	// Name is the plugin's name in [policy], metrics and logs: letters,
 	// digits and - _ . : @, unique. Required.
 	Name string `toml:"name"`
-	// Path is the file of the module, its http or https URL, or
-	// oci://REGISTRY/REPOSITORY with :TAG or @sha256:DIGEST. Required. A file that
-	// changes is loaded again. A relative path begins at the working directory of
+	// Path is the file of the module, its http or https URL,
+	// oci://REGISTRY/REPOSITORY with :TAG or @sha256:DIGEST, or builtin:stable_prefix for
+	// the built-in filter stable_prefix. Required. A file that changes is loaded again. A relative path begins at the working directory of
 	// the process, not at the folder of this file.
 	Path string `toml:"path"`
 	// SHA256 is the digest, 64 hex digits, that the file must have. Default
@@ -118,6 +118,10 @@ func (p Plugin) Remote() bool {
 // InRegistry reports whether the module is an artifact in a registry.
 func (p Plugin) InRegistry() bool { return strings.HasPrefix(p.Path, "oci://") }
 
+// Builtin returns the name of the built-in filter that Path names, such as stable_prefix of
+// builtin:stable_prefix.
+func (p Plugin) Builtin() (name string, ok bool) { return strings.CutPrefix(p.Path, "builtin:") }
+
 // Upstream is an address that plugins may call by name.
 type Upstream struct {
 	// Name is the plugin's name for it, unique; any printable text without spaces, so
@@ -156,3 +160,6 @@ func builtinPlaces() []string {
 }
 
 func builtinMints() []string { return []string{"snowflake"} }
+
+// builtinFilters lists the built-in filters for plugin.path.
+func builtinFilters() []string { return []string{"stable_prefix"} }

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"cmp"
 	"encoding/hex"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -17,7 +19,9 @@ func (k *checker) plugins() {
 		k.name(key("name"), p.Name)
 		k.unique(key("name"), p.Name, names)
 		k.required(key("path"), p.Path)
-		if p.InRegistry() {
+		if name, ok := p.Builtin(); ok {
+			k.builtinFilter(key, name, p)
+		} else if p.InRegistry() {
 			k.artifact(key("path"), p.Path)
 		} else if p.Remote() {
 			k.httpURL(key("path"), p.Path)
@@ -43,6 +47,23 @@ func (k *checker) plugins() {
 		}
 		k.atLeast(key("crash_budget"), p.CrashBudget, 0)
 		k.positive(key("crash_window"), int64(p.CrashWindow))
+	}
+}
+
+// builtinFilter requires the name of a built-in filter, whose module comes with the program.
+func (k *checker) builtinFilter(key func(string) string, name string, p Plugin) {
+	if !slices.Contains(builtinFilters(), name) {
+		k.add(key("path"), "no built-in filter is named %q%s the built-in ones are %s", name, cmp.Or(DidYouMean(name, builtinFilters()), ";"), quoteAll(builtinFilters()))
+		return
+	}
+	if p.Phase == PhasePolicy {
+		k.add(key("phase"), "must be \"filter\": %q is a filter", name)
+	}
+	if p.SHA256 != "" {
+		k.add(key("sha256"), "must be empty: a built-in module comes with the program")
+	}
+	if p.PublicKey != "" {
+		k.add(key("public_key"), "must be empty: a built-in module comes with the program")
 	}
 }
 

@@ -90,6 +90,9 @@ func (x *exchange) authenticate(r *http.Request, api openai.API) (client string,
 		x.env.Key, x.account.tenant = admission.KeyName(r), admission.Tenant(r)
 	}
 	x.journal.Client = x.env.Key
+	if x.journal.Filters != nil && x.account.tenant != nil { // filters of the body may read it
+		x.journal.Tenant(x.account.tenant.Name)
+	}
 	return x.run.Proxies().Client(r), nil
 }
 

@@ -20,6 +20,11 @@ func (j *Journal) publishID() {
 	j.Filters.Update(func(f *abi.StreamFacts) { f.RequestID = id })
 }
 
+// Tenant publishes the tenant of the client's key or token. Call it only if Filters is set.
+func (j *Journal) Tenant(name string) {
+	j.Filters.Update(func(f *abi.StreamFacts) { f.Tenant = name })
+}
+
 func (j *Journal) publishRequest(r *openai.Request) {
 	j.Filters.Update(func(f *abi.StreamFacts) { f.Model, f.Stream, f.PromptTokens = r.Model, r.Stream, r.PromptTokens })
 }

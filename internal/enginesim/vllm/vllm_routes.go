@@ -5,17 +5,65 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/internal/enginesim/core"
 )
 
 // parseMessages reads an Anthropic /v1/messages body.
 func parseMessages(h http.Header, f core.Fields) (*core.Request, *core.FieldError) {
-	req, err := core.ParseMessages(h, f)
+	req, err := core.ParseMessages(h, withoutBilling(f))
 	if err == nil {
 		err = checkBudget(req, f)
 	}
 	return req, err
+}
+
+// withoutBilling removes the texts that begin with Claude Code's billing header: blocks of the
+// member system, and texts of system messages (entrypoints/anthropic/serving.py,
+// _convert_system_message, _extract_system_text). A member system that is a string stays.
+func withoutBilling(f core.Fields) core.Fields {
+	var messages []json.RawMessage
+	if json.Unmarshal(f["messages"], &messages) != nil {
+		return f
+	}
+	f = maps.Clone(f)
+	if blocks := keptBlocks(f["system"]); blocks != nil {
+		f["system"], _ = json.Marshal(blocks)
+		if len(blocks) == 0 {
+			delete(f, "system")
+		}
+	}
+	messages = slices.DeleteFunc(messages, func(raw json.RawMessage) bool {
+		var m struct {
+			Role    string
+			Content json.RawMessage
+		}
+		return json.Unmarshal(raw, &m) == nil && m.Role == "system" && (isBilling(m.Content) || keptBlocks(m.Content) != nil && len(keptBlocks(m.Content)) == 0)
+	})
+	f["messages"], _ = json.Marshal(messages)
+	return f
+}
+
+// keptBlocks returns the blocks of a content without billing headers, nil if there is none.
+func keptBlocks(content json.RawMessage) []json.RawMessage {
+	var blocks []json.RawMessage
+	if json.Unmarshal(content, &blocks) != nil {
+		return nil
+	}
+	kept := slices.DeleteFunc(slices.Clone(blocks), func(raw json.RawMessage) bool {
+		var b struct{ Text json.RawMessage }
+		return json.Unmarshal(raw, &b) == nil && isBilling(b.Text)
+	})
+	if len(kept) == len(blocks) {
+		return nil
+	}
+	return kept
+}
+
+func isBilling(text json.RawMessage) bool {
+	var s string
+	return json.Unmarshal(text, &s) == nil && strings.HasPrefix(s, "x-anthropic-billing-header")
 }
 
 // checkBudget rejects a thinking budget that is not below max_tokens, as releases since 0.32 do
