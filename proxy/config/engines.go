@@ -79,11 +79,11 @@ type Engine struct {
 	// [[remote]]. No key sets it.
 	RemoteModel string
 	// KVEvents is the source of its KV events: "tcp://host:port" (port + rank for
-	// several ranks), or "poll" for trtllm. Default "": none; for sglang, the address
-	// that the instance reports.
+	// several ranks), or "poll" for trtllm. Default "": the addresses that the
+	// instance announces (vLLM 0.32 and later, SGLang), otherwise none.
 	KVEvents string `toml:"kv_events"`
 	// KVReplay is the address for missed KV events, "tcp://host:port". Default "":
-	// none.
+	// the announced one, or none if KVEvents is set.
 	KVReplay string `toml:"kv_replay"`
 	// BlockTokens is the number of tokens in one of its KV blocks. Default 0: learned
 	// from its events, its server info or its metrics.
