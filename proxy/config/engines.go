@@ -128,8 +128,8 @@ type Engine struct {
 	// its kv_lease_duration (vllm-nixl) or defer_timeout (vllm-moriio-read). Default 0:
 	// vLLM's, 30s and 60s.
 	KVLeaseDuration Duration `toml:"kv_lease_duration"`
-	// KVHosts lists hosts that its answers may name to its peers, in addition to the
-	// hosts that are known to be its own: for engines of several hosts, or with a side
+	// KVHosts lists hosts that its answers may name to its peers, and to the proxy for
+	// KV events, in addition to the hosts that are known to be its own: for engines of several hosts, or with a side
 	// channel on another network. The list has addresses, networks (10.0.0.0/8) and names,
 	// separated by commas; "*" is any host. Default "": any host
 	// for an engine of the configuration file, except the peer's own (the loopback); no
