@@ -91,7 +91,7 @@ It runs simulated engines and the proxy in one process, and prints requests to t
 	}
 	root.SetFlagErrorFunc(flagError)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.statusCommand(), a.adminTokenCommand(), a.keysCommand(), a.importCommand(), a.quickstartCommand(), a.pluginCommand(), a.versionCommand())
+	root.AddCommand(a.runCommand(), a.childCommand(), a.checkCommand(), a.doctorCommand(), a.demoCommand(), a.simCommand(), a.replayCommand(), a.benchCommand(), a.explainCommand(), a.statusCommand(), a.adminTokenCommand(), a.keysCommand(), a.importCommand(), a.quickstartCommand(), a.pluginCommand(), a.versionCommand())
 	completeTree(root)
 	return root
 }

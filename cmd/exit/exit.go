@@ -9,6 +9,7 @@ const (
 	Usage     = 2 // the configuration or the command line is wrong
 	SlotTaken = 3 // a child of a fleet found its slot in use; its supervisor tries the next slot
 	Unusable  = 4 // a child of a fleet cannot use the configuration. Not Usage: Go ends a process that crashes with 2
+	Warnings  = 5 // pdproxy doctor found only warnings
 )
 
 // Error is an error with an exit code. An error without one means Usage, because the

@@ -51,9 +51,18 @@ type knowledge struct {
 
 // followed is an instance whose KV events are read, and the addresses of the events.
 type followed struct {
-	instance               *engine.Instance
-	model, events, replays string
-	silent                 []bool // by rank: no event follows the requests
+	instance   *engine.Instance
+	model, url string
+	publishers []engine.KVEndpoints
+	silent     []bool // by rank: no event follows the requests
+}
+
+// address returns where the events of a rank come from.
+func (f *followed) address(rank int) string {
+	if f.url != "" {
+		return f.url
+	}
+	return f.publishers[rank].Events
 }
 
 func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logger) *knowledge {
@@ -107,39 +116,56 @@ func (k *knowledge) engineChanged(i *engine.Instance, s engine.State) {
 	}
 	k.limit(i)
 	if !i.Publishes() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.followed[i.Spec.Name].instance == i {
+			k.unfollow(i)
+		}
 		return
 	}
-	next := followed{instance: i, replays: i.Spec.KVReplay}
+	next := followed{instance: i, silent: make([]bool, len(i.KV))}
 	if models := i.Models(); len(models) > 0 {
 		next.model = models[0]
 	}
-	source := kvevents.Source{
-		Name: i.Spec.Name, Model: next.model, Targets: i.KV, Replay: i.Spec.KVReplay, BlockTokens: i.BlockTokens(), APIKey: i.APIKey,
+	source := kvevents.Source{Name: i.Spec.Name, Model: next.model, Targets: i.KV, BlockTokens: i.BlockTokens(), APIKey: i.APIKey}
+	var err, foreign error
+	if i.Spec.KVEvents == "poll" {
+		source.Kind, next.url = kvevents.Poll, i.Spec.URL
+		source.Transport, err = newProbe(i.Spec)
+	} else {
+		next.publishers, foreign = i.KVSources()
 	}
-	switch p := i.Facts().KVEvents; {
-	case i.Spec.KVEvents == "poll":
-		source.Kind, next.events = kvevents.Poll, i.Spec.URL
-		var err error
-		if source.Transport, err = newProbe(i.Spec); err != nil {
-			k.log.Error("KV events are not polled", "engine", i.Spec.Name, "error", err)
-			return
-		}
-	case i.Spec.KVEvents != "":
-		next.events = i.Spec.KVEvents
-	default:
-		next.events = kvevents.Announced(p.Host, p.Port, i.Host)
-	}
-	source.Events = next.events
+	source.URL, source.Publishers = next.url, next.publishers
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if old := k.followed[i.Spec.Name]; old.instance == i && old.model == next.model && old.events == next.events && old.replays == next.replays {
+	old := k.followed[i.Spec.Name]
+	if old.instance == i && old.model == next.model && old.url == next.url && slices.Equal(old.publishers, next.publishers) {
 		return
 	}
-	next.silent = make([]bool, len(i.KV))
+	if foreign != nil {
+		k.log.Warn("KV events are not followed", "engine", i.Spec.Name, "error", foreign)
+	}
+	if old.instance == i {
+		k.unfollow(i)
+	}
 	k.followed[i.Spec.Name] = next
 	k.byName.Store(i.Spec.Name, i)
-	if err := k.events.Follow(source); err != nil {
+	if err == nil {
+		err = k.events.Follow(source)
+	}
+	if err != nil {
 		k.log.Error("KV events are not followed", "engine", i.Spec.Name, "error", err)
+	}
+}
+
+// unfollow ends the reading of an instance's events, and drops the blocks that they named. Another
+// process may publish at an address that the instance no longer announces. k.mu is held.
+func (k *knowledge) unfollow(i *engine.Instance) {
+	k.events.Forget(i.Spec.Name)
+	delete(k.followed, i.Spec.Name)
+	k.byName.CompareAndDelete(i.Spec.Name, i)
+	for _, slot := range i.KV {
+		k.state.Index.Clear(slot)
 	}
 }
 
@@ -208,7 +234,7 @@ func (k *knowledge) watchEvents(now time.Time) {
 			case silent == f.silent[rank]:
 			case silent:
 				k.metrics.KVEvents(name, "silent", "", 1)
-				k.log.Warn("no KV events follow the requests; estimates replace them", "engine", name, "rank", rank, "events", f.events)
+				k.log.Warn("no KV events follow the requests; estimates replace them", "engine", name, "rank", rank, "events", f.address(rank))
 				f.silent[rank] = true
 			default:
 				k.log.Info("KV events follow the requests again", "engine", name, "rank", rank)

@@ -14,7 +14,7 @@ import (
 func commandPage(testing.TB) string {
 	var b strings.Builder
 	b.WriteString(notice + "# Command line\n\nResults go to standard output, logs and errors to standard error. " +
-		"Exit status 0 means success, 1 a failure at run time, and 2 an invalid command line or configuration.\n")
+		"Exit status 0 means success, 1 a failure at run time, 2 an invalid command line or configuration, and 5 that pdproxy doctor found only warnings.\n")
 	describeCommand(&b, cmd.Tree())
 	return b.String()
 }

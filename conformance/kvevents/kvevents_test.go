@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/engine/kvevents"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
@@ -41,12 +42,16 @@ func follow(t *testing.T, s *script, encoding string, replay bool) *follower {
 		Resync:    func(_, reason string) { f.count("resync "+reason, 1) },
 		Malformed: func(_ string, n int) { f.count("malformed", n) },
 	}})
-	source := kvevents.Source{Name: "engine", Model: model, Targets: f.targets, Events: fmt.Sprint("tcp://127.0.0.1:", s.events)}
-	if replay {
-		source.Replay = fmt.Sprint("tcp://127.0.0.1:", s.replay)
+	source := kvevents.Source{Name: "engine", Model: model, Targets: f.targets}
+	for rank := range f.targets {
+		at := engine.KVEndpoints{Events: fmt.Sprint("tcp://127.0.0.1:", s.events+rank)}
+		if replay {
+			at.Replay = fmt.Sprint("tcp://127.0.0.1:", s.replay+rank)
+		}
+		source.Publishers = append(source.Publishers, at)
 	}
 	if strings.HasPrefix(encoding, "trtllm") {
-		source.Kind, source.Events = kvevents.Poll, fmt.Sprint("http://127.0.0.1:", s.events)
+		source.Kind, source.URL = kvevents.Poll, fmt.Sprint("http://127.0.0.1:", s.events)
 		transport := &http.Transport{}
 		t.Cleanup(transport.CloseIdleConnections)
 		source.Transport = transport

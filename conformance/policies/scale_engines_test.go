@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/internal/dev/usage"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/engine/kvevents"
 )
 
@@ -102,7 +103,7 @@ func newEngineFleet(b *testing.B, s *scaled, n int) *engineFleet {
 	b.Cleanup(func() { cancel(); <-done })
 	pool, _ := s.registry.Snapshot().Pool("m0")
 	for i, r := range pool.Ready {
-		source := kvevents.Source{Name: addressOf(i), Model: "m0", Targets: r.KV[r.Rank : r.Rank+1], Events: "tcp://" + addressOf(i) + ":" + port, BlockTokens: blockTokens}
+		source := kvevents.Source{Name: addressOf(i), Model: "m0", Targets: r.KV[r.Rank : r.Rank+1], Publishers: []engine.KVEndpoints{{Events: "tcp://" + addressOf(i) + ":" + port}}, BlockTokens: blockTokens}
 		if err := m.Follow(source); err != nil {
 			b.Fatal(err)
 		}

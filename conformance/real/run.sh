@@ -6,7 +6,8 @@
 #   run.sh            about 4 minutes once install.sh has run (2 minutes, 6 GB)
 #
 # PDPROXY_BIN=path  use that binary instead of building one
-# REAL_KV_EVENTS=1  the proxy follows prefill's KV events
+# REAL_KV_EVENTS=1  the addresses of prefill's KV events are configured; otherwise the proxy
+#                   uses those that vLLM announces
 # REAL_KEEP=1       leave the engines running for the next run
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
@@ -36,6 +37,11 @@ sed -e "s/@PROXY@/$REAL_PROXY_PORT/; s/@ADMIN@/$REAL_ADMIN_PORT/; s/@PREFILL@/$R
 	"$REAL_HERE/config.toml.in" >"$config"
 [ "${REAL_KV_EVENTS:-}" = 1 ] || sed -i '/^kv_/d' "$config"
 "$bin" check "$config"
+curl -sf --max-time 5 "http://127.0.0.1:$REAL_PREFILL_PORT/kv_event_sources" >"$REAL_DIR/run/kv_event_sources.json" ||
+	{ echo "run.sh: vLLM does not list its publishers of KV events" >&2; exit 1; }
+grep -q "\"endpoint\":\"tcp://\*:$REAL_EVENTS\"" "$REAL_DIR/run/kv_event_sources.json" ||
+	{ echo "run.sh: unknown form of /kv_event_sources:" >&2; cat "$REAL_DIR/run/kv_event_sources.json" >&2; exit 1; }
+"$bin" doctor "$config" || [ $? = 5 ] || { echo "run.sh: pdproxy doctor found errors" >&2; exit 1; }
 "$bin" run "$config" >"$REAL_DIR/log/pdproxy.log" 2>&1 &
 proxy_pid=$!
 for _ in $(seq 1 100); do

@@ -79,11 +79,11 @@ type Engine struct {
 	// [[remote]]. No key sets it.
 	RemoteModel string
 	// KVEvents is the source of its KV events: "tcp://host:port" (port + rank for
-	// several ranks), or "poll" for trtllm. Default "": none; for sglang, the address
-	// that the instance reports.
+	// several ranks), or "poll" for trtllm. Default "": the addresses that the
+	// instance announces (vLLM 0.32 and later, SGLang), otherwise none.
 	KVEvents string `toml:"kv_events"`
 	// KVReplay is the address for missed KV events, "tcp://host:port". Default "":
-	// none.
+	// the announced one, or none if KVEvents is set.
 	KVReplay string `toml:"kv_replay"`
 	// BlockTokens is the number of tokens in one of its KV blocks. Default 0: learned
 	// from its events, its server info or its metrics.
@@ -128,8 +128,8 @@ type Engine struct {
 	// its kv_lease_duration (vllm-nixl) or defer_timeout (vllm-moriio-read). Default 0:
 	// vLLM's, 30s and 60s.
 	KVLeaseDuration Duration `toml:"kv_lease_duration"`
-	// KVHosts lists hosts that its answers may name to its peers, in addition to the
-	// hosts that are known to be its own: for engines of several hosts, or with a side
+	// KVHosts lists hosts that its answers may name to its peers, and to the proxy for
+	// KV events, in addition to the hosts that are known to be its own: for engines of several hosts, or with a side
 	// channel on another network. The list has addresses, networks (10.0.0.0/8) and names,
 	// separated by commas; "*" is any host. Default "": any host
 	// for an engine of the configuration file, except the peer's own (the loopback); no

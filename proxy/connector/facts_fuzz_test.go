@@ -31,6 +31,8 @@ func FuzzReadFacts(f *testing.F) {
 		`{"attn_tp_size":2,"attn_cp_size":1,"dp_size":4,"pp_size":2,"page_size":null,"follow_bootstrap_room":true}`,
 		`{"0":{"engine_id":"e0","worker_addr":{"0":{"0":"tcp://10.0.0.5:1"}}},"1":{"engine_id":"e1"}}`,
 		`{"tokens_per_block":32,"kv_cache_hash_algo":"sha256","disaggregated_params":{"ctx_info_endpoint":["tcp://10.0.0.5:1"],"encoded_opaque_state":"eA=="}}`,
+		`{"page_size":1,"kv_events":{"publisher":"zmq","endpoint_host":"::","endpoint_port_base":5557,"replay_endpoint_port_base":5558,"load_endpoint_port_base":5559,"dp_size":2}}`,
+		`{"0":` + source("tcp://*:5557", `"tcp://[::1]:5558"`) + `,"1":` + source("tcp://*:5558", "null") + `}`,
 	} {
 		f.Add([]byte(body), uint16(200))
 	}
@@ -49,6 +51,16 @@ func FuzzReadFacts(f *testing.F) {
 					if n < 0 {
 						t.Errorf("%s of %s: %+v", path, c.Name(), facts)
 					}
+				}
+				for _, r := range facts.KVEvents.Ranks {
+					for _, at := range []string{r.Events, r.Replay} {
+						if at != "" && engine.KVEndpoint(at) != at {
+							t.Errorf("%s of %s: endpoint %q", path, c.Name(), at)
+						}
+					}
+				}
+				if len(facts.KVEvents.Ranks) > engine.MaxKVRanks {
+					t.Errorf("%s of %s: %d ranks", path, c.Name(), len(facts.KVEvents.Ranks))
 				}
 				if err := c.Compatible(&facts, &facts); err != nil && c.Name() != "none" {
 					t.Errorf("%s of %s does not fit itself: %v", path, c.Name(), err)

@@ -78,8 +78,37 @@ func TestReadFacts(t *testing.T) {
 		{name: "sglang prefill, other balance", connector: "sglang", path: "/server_info", status: 200,
 			body: `{"disaggregation_mode":"prefill","load_balance_method":"round_robin","dp_size":2}`, want: engine.Facts{DPSize: 2}},
 		{name: "sglang with KV events", connector: "sglang", path: "/server_info", status: 200,
-			body: `{"page_size":64,"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"kv","block_size":128,"dp_size":8}}`,
-			want: engine.Facts{PageSize: 64, KVEvents: engine.KVPublisher{Publisher: "zmq", Host: "*", Port: 5557, Topic: "kv", BlockTokens: 128, DPSize: 8}}},
+			body: `{"page_size":64,"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"kv","block_size":128,"dp_size":2}}`,
+			want: engine.Facts{PageSize: 64, KVEvents: engine.KVPublisher{BlockTokens: 128,
+				Ranks: []engine.KVEndpoints{{Events: "tcp://*:5557"}, {Events: "tcp://*:5558"}}}}},
+		{name: "sglang with replays", connector: "sglang", path: "/server_info", status: 200,
+			body: `{"kv_events":{"publisher":"zmq","endpoint_host":"[fd00::1]","endpoint_port_base":65534,"replay_endpoint_port_base":5558,"load_endpoint_port_base":5600,"load_topic":"load","dp_size":3}}`,
+			want: engine.Facts{KVEvents: engine.KVPublisher{Ranks: []engine.KVEndpoints{
+				{Events: "tcp://[fd00::1]:65534", Replay: "tcp://[fd00::1]:5558"},
+				{Events: "tcp://[fd00::1]:65535", Replay: "tcp://[fd00::1]:5559"}}}}},
+		{name: "sglang with another publisher", connector: "sglang", path: "/server_info", status: 200,
+			body: `{"kv_events":{"publisher":"file","endpoint_host":"*","endpoint_port_base":5557}}`},
+		{name: "vllm with KV events", connector: "vllm-nixl", path: "/kv_event_sources", status: 200,
+			body: `{"0":` + source("tcp://*:5557", `"tcp://*:5558"`) + `,"1":` + source("tcp://*:5558", "null") + `}`,
+			want: engine.Facts{KVEvents: engine.KVPublisher{Ranks: []engine.KVEndpoints{{Events: "tcp://*:5557", Replay: "tcp://*:5558"}, {Events: "tcp://*:5558"}}}}},
+		{name: "vllm, a node of hybrid load balancing", connector: "vllm-moriio", path: "/kv_event_sources", status: 200,
+			body: `{"10":` + source("tcp://10.0.0.5:40001", "null") + `,"9":` + source("tcp://[fd00::1]:40000", "null") + `}`,
+			want: engine.Facts{KVEvents: engine.KVPublisher{Ranks: []engine.KVEndpoints{{Events: "tcp://[fd00::1]:40000"}, {Events: "tcp://10.0.0.5:40001"}}}}},
+		{name: "vllm, one rank without TCP", connector: "none", path: "/kv_event_sources", status: 200,
+			body: `{"0":` + source("ipc:///run/kv", "null") + `,"1":` + source("tcp://a:1", "null") + `}`,
+			want: engine.Facts{KVEvents: engine.KVPublisher{Ranks: []engine.KVEndpoints{{}, {Events: "tcp://a:1"}}}}},
+		{name: "vllm without events", connector: "vllm-nixl", path: "/kv_event_sources", status: 200, before: heldSources, body: `{}`},
+		{name: "vllm events off", connector: "vllm-nixl", path: "/kv_event_sources", status: 200,
+			body: `{"0":{"enable_kv_cache_events":false,"publisher":"null","endpoint":"tcp://*:5557"}}`},
+		{name: "vllm before 0.32", connector: "vllm-nixl", path: "/kv_event_sources", status: 404, before: heldSources, body: `{"detail":"Not Found"}`},
+		{name: "vllm sources for others only", connector: "vllm-nixl", path: "/kv_event_sources", status: 401, body: `SECRET`},
+		{name: "vllm sources not answered", connector: "vllm-nixl", path: "/kv_event_sources", status: 0, before: heldSources, want: heldSources},
+		{name: "vllm sources fail", connector: "vllm-nixl", path: "/kv_event_sources", status: 500, before: heldSources, want: heldSources},
+		{name: "vllm garbage sources", connector: "vllm-nixl", path: "/kv_event_sources", status: 200, before: heldSources, body: `<html>`},
+		{name: "vllm sources of no rank", connector: "vllm-nixl", path: "/kv_event_sources", status: 200, body: `{"zero":` + source("tcp://*:5557", "null") + `}`},
+		{name: "vllm sources of a wrong type", connector: "vllm-nixl", path: "/kv_event_sources", status: 200, body: `{"0":["tcp://*:5557"]}`},
+		{name: "vllm impossible sources", connector: "vllm-nixl", path: "/kv_event_sources", status: 200,
+			body: `{"0":` + source("tcp://*:0", "null") + `,"1":` + source("tcp://user@host:7", "null") + `,"2":` + source(`tcp://a\u0000b:7`, "null") + `}`},
 		{name: "mooncake query", connector: "vllm-mooncake", path: "/query", status: 200,
 			body: `{"0":{"engine_id":"a_dp0","worker_addr":{"0":{"0":"tcp://p:1"},"1":{"0":"tcp://p:2"}}},"1":{"engine_id":"a_dp1","worker_addr":{}}}`,
 			want: engine.Facts{EngineIDs: []string{"a_dp0", "a_dp1"}, DPSize: 2, TPSize: 2,
@@ -124,6 +153,15 @@ func TestReadFacts(t *testing.T) {
 		})
 	}
 }
+
+// source is one rank's member of GET /kv_event_sources. replay is JSON.
+func source(endpoint, replay string) string {
+	return `{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"` + endpoint + `","replay_endpoint":` + replay +
+		`,"buffer_steps":10000,"hwm":100000,"max_queue_size":100000,"topic":""}`
+}
+
+// heldSources are facts of an earlier answer.
+var heldSources = engine.Facts{KVEvents: engine.KVPublisher{Ranks: []engine.KVEndpoints{{Events: "tcp://*:5557"}}}}
 
 // TestFactPaths: ReadFacts reads every path of FactPaths.
 func TestFactPaths(t *testing.T) {

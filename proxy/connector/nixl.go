@@ -39,7 +39,9 @@ func (nixl) Serves(api openai.API) bool {
 
 func (nixl) HealthPath(abi.Role) (path string, bootstrap bool) { return healthPath, false }
 
-func (nixl) FactPaths(abi.Role) []string { return []string{modelsPath, versionPath, metricsPath} }
+func (nixl) FactPaths(abi.Role) []string {
+	return []string{modelsPath, versionPath, metricsPath, eventSourcesPath}
+}
 
 func (nixl) Tokenizes() tokens.Dialect { return tokens.VLLM }
 
@@ -52,6 +54,9 @@ func (nixl) ReadFacts(f *engine.Facts, path string, status int, body []byte) err
 		if ok {
 			readCacheConfig(f, body)
 		}
+		return nil
+	case path == eventSourcesPath:
+		readEventSources(f, status, body)
 		return nil
 	case !ok:
 		return err

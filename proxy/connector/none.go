@@ -25,7 +25,8 @@ func (none) Pairable(*openai.Request) error { return nil }
 // them /health generates a token.
 func (none) HealthPath(abi.Role) (path string, bootstrap bool) { return modelsPath, false }
 
-func (none) FactPaths(abi.Role) []string { return []string{modelsPath} }
+// FactPaths include that of vLLM's KV events. Other programs answer it with 404.
+func (none) FactPaths(abi.Role) []string { return []string{modelsPath, eventSourcesPath} }
 
 // Tokenizes assumes vLLM, because an engine of connector none may be any program. The
 // proxy stops its requests to an engine that rejects them.
@@ -36,7 +37,12 @@ func (none) Loads() []engine.LoadRoute {
 }
 
 func (none) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
-	if ok, err := served(path, status); !ok {
+	ok, err := served(path, status)
+	switch {
+	case path == eventSourcesPath:
+		readEventSources(f, status, body)
+		return nil
+	case !ok:
 		return err
 	}
 	return readModels(f, body)

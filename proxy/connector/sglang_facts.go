@@ -2,7 +2,10 @@ package connector
 
 import (
 	"fmt"
+	"net"
 	"net/http"
+	"strconv"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -105,7 +108,7 @@ func readServerInfo(f *engine.Facts, info *openai.Object) {
 		f.Epoch = string(times)
 	}
 	if events, _ := info.Get("kv_events"); isObject(events) {
-		f.KVEvents = publisher(events)
+		readPublisher(&f.KVEvents, events)
 	}
 	// An engine reports the method that "auto" resolved to; older engines report
 	// "auto".
@@ -155,15 +158,29 @@ func readTopology(f *engine.Facts, o *openai.Object) {
 	f.FollowsRoom = string(follows) == "true"
 }
 
-// publisher reads the engine's announcement of KV events.
-func publisher(announced []byte) engine.KVPublisher {
+// readPublisher copies the engine's announcement of KV events. Each rank has the next higher ports.
+// Source: srt/runtime_context.py describe_kv_events_publisher.
+func readPublisher(p *engine.KVPublisher, announced []byte) {
+	*p = engine.KVPublisher{}
 	var o openai.Object
-	if o.Parse(announced) != nil {
-		return engine.KVPublisher{}
+	if o.Parse(announced) != nil || textOf(&o, "publisher") != "zmq" {
+		return
 	}
-	return engine.KVPublisher{
-		Publisher: textOf(&o, "publisher"), Host: textOf(&o, "endpoint_host"), Port: count(&o, "endpoint_port_base"),
-		Topic: textOf(&o, "topic"), BlockTokens: count(&o, "block_size"), DPSize: count(&o, "dp_size"),
+	host := strings.Trim(textOf(&o, "endpoint_host"), "[]")
+	endpoint := func(base string, rank int) string {
+		port := count(&o, base)
+		if port == 0 {
+			return ""
+		}
+		return engine.KVEndpoint("tcp://" + net.JoinHostPort(host, strconv.Itoa(port+rank)))
+	}
+	p.BlockTokens = count(&o, "block_size")
+	for rank := range min(max(1, count(&o, "dp_size")), engine.MaxKVRanks) {
+		e := engine.KVEndpoints{Events: endpoint("endpoint_port_base", rank), Replay: endpoint("replay_endpoint_port_base", rank)}
+		if e.Events == "" {
+			break
+		}
+		p.Ranks = append(p.Ranks, e)
 	}
 }
 

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,7 +75,7 @@ func (fakeProtocol) ReadFacts(f *Facts, _ string, status int, body []byte) error
 		case "dp":
 			f.DPSize = n
 		case "events":
-			f.KVEvents.Port = n
+			f.KVEvents.Ranks = append(f.KVEvents.Ranks, KVEndpoints{Events: KVEndpoint(value)})
 		case "bad":
 			return errors.New("read facts: bad")
 		}
@@ -97,7 +98,7 @@ type fakeEngines struct {
 	down    map[string]bool
 	dialing map[string]error // error of a dial on this host; guarded by mu
 	facts   map[string]string
-	code    map[string]int // status of /health and /live
+	code    map[string]int // status of /health and /live by host:port, of /facts by host:port/facts
 	calls   map[string]int // number of calls by host:port + path
 	auth    string         // the last Authorization header
 	delay   map[string]time.Duration
@@ -113,7 +114,7 @@ func (f *fakeEngines) RoundTrip(r *http.Request) (*http.Response, error) {
 	host := r.URL.Host
 	f.calls[host+r.URL.Path]++
 	f.auth = r.Header.Get("Authorization")
-	down, facts, code, delay, stall := f.down[host], f.facts[host], f.code[host], f.delay[host], f.stall
+	down, facts, code, factsCode, delay, stall := f.down[host], f.facts[host], f.code[host], f.code[host+"/facts"], f.delay[host], f.stall
 	f.mu.Unlock()
 	if time.Sleep(stall); r.Context().Err() != nil {
 		return nil, r.Context().Err()
@@ -136,7 +137,7 @@ func (f *fakeEngines) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	body := ""
 	if strings.HasSuffix(r.URL.Path, "/facts") {
-		body, code = facts, 200
+		body, code = facts, cmp.Or(factsCode, 200)
 	}
 	return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(body)), Header: http.Header{}, Request: r}, nil
 }

@@ -1,6 +1,11 @@
 package engine
 
-import "github.com/pdproxy/pdproxy/abi"
+import (
+	"errors"
+	"slices"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
 
 // grouping sorts the instances of one model into groups. Within a group every prefill
 // may be paired with every decode: they have the same connector, and facts that the
@@ -114,6 +119,27 @@ func (g *grouping) fits(a, b *Instance) bool {
 		}
 	}
 	return false
+}
+
+// ErrLabels is why engines with other labels are no pair.
+var ErrLabels = errors.New("the labels of pairs.same_labels differ")
+
+// Misfit returns why prefill on p and decode on d cannot be a pair, or nil. ok is false if the roles,
+// models or connectors of the two exclude a pair anyway.
+func (r *Registry) Misfit(p, d *Instance) (reason error, ok bool) {
+	rules := r.pairing.Load()
+	if p == d || p.Spec.Connector != d.Spec.Connector || !p.leads(d) || !p.pairs() || !d.pairs() ||
+		!slices.ContainsFunc(p.Models(), func(m string) bool { return slices.Contains(d.Models(), m) }) {
+		return nil, false
+	}
+	mine, known := rules.labels(p)
+	if theirs, other := rules.labels(d); !known || !other || mine != theirs {
+		return ErrLabels, true
+	}
+	if rules.lax {
+		return nil, true
+	}
+	return p.protocol.Compatible(p.Facts(), d.Facts()), true
 }
 
 // pairs reports whether i can take one leg of a pair.

@@ -91,14 +91,14 @@ func (i *Instance) on(local *Instance) bool {
 	})
 }
 
-// addresses resolves the host of the instance's URL. On a failure it returns the
-// earlier addresses.
-func (p *prober) addresses(ctx context.Context, h *config.Health) []netip.Addr {
+// addresses resolves the host of the instance's URL, if the facts f or those of its peers may name a
+// host. On a failure it returns the earlier addresses.
+func (p *prober) addresses(ctx context.Context, h *config.Health, f *Facts) []netip.Addr {
 	var before []netip.Addr
 	if old := p.i.facts.Load(); old != nil {
 		before = old.Addresses
 	}
-	if p.r.o.Resolve == nil || !p.i.pairs() {
+	if p.r.o.Resolve == nil || !p.i.pairs() && len(f.KVEvents.Ranks) == 0 {
 		return before
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(h.Timeout))

@@ -60,7 +60,8 @@ type Facts struct {
 	EngineIDs []string
 	// Addresses are those of the host of the instance's URL; nil if unknown.
 	Addresses []netip.Addr
-	KVEvents  KVPublisher
+	// KVEvents is the instance's announcement of its KV events.
+	KVEvents KVPublisher
 	// Rendezvous, of a trtllm prefill, holds members of disaggregated_params, as JSON
 	// without braces. A decode leg that is sent before its prefill leg finds the
 	// context worker by them. "" if the instance publishes none.
@@ -73,17 +74,6 @@ type Facts struct {
 	// and CPSize that of context-parallel ranks; 0 if unknown.
 	TPSize, PPSize, CPSize int
 	Transfer               string // sglang: transfer backend; "" unknown
-}
-
-// KVPublisher is an SGLang instance's announcement of its KV events. Source: sglang GET
-// /server_info, member kv_events.
-type KVPublisher struct {
-	Publisher   string // "zmq"; "" if nothing is announced
-	Host        string // endpoint_host; a wildcard means the instance's host
-	Port        int    // endpoint_port_base, the port of rank 0; rank r has that plus r
-	Topic       string // "" for all
-	BlockTokens int    // block_size; 0 unknown
-	DPSize      int    // dp_size: number of ranks that publish; 0 unknown
 }
 
 // Instance is one group of engine processes with a role and an address. It exists as
@@ -282,7 +272,7 @@ func (i *Instance) GuessBlockTokens(n int) {
 // Publishes reports whether the instance publishes its KV events, as configured or as it
 // reports.
 func (i *Instance) Publishes() bool {
-	return i.Spec.KVEvents != "" || i.Facts().KVEvents.Publisher == "zmq"
+	return i.Spec.KVEvents != "" || len(i.Facts().KVEvents.Ranks) > 0
 }
 
 // Events reports whether KV events of the instance have arrived.

@@ -145,9 +145,9 @@ func TestAnnouncementChange(t *testing.T) {
 		f.must(t, f.Add(f.spec("a", "both", "fake")))
 		f.start(t)
 		f.said()
-		f.engines.set(func() { f.engines.facts["a:80"] += "events 5557\n" })
+		f.engines.set(func() { f.engines.facts["a:80"] += "events tcp://*:5557\n" })
 		time.Sleep(3 * relearnEvery * time.Second) // probes come every 2 s
-		if got := f.said(); got != "a ready" || f.get(t, "a").Facts().KVEvents.Port != 5557 {
+		if got := f.said(); got != "a ready" || f.get(t, "a").Facts().KVEvents.Ranks[0].Events != "tcp://*:5557" {
 			t.Errorf("hook calls %q, facts %+v", got, f.get(t, "a").Facts())
 		}
 	})

@@ -76,14 +76,14 @@ func putFacts(f *Facts) *fleetpb.Facts {
 		FollowsRoom: f.FollowsRoom, PageSize: int64(f.PageSize), KvHash: f.KVHash, KvCacheType: f.KVCacheType, Epoch: f.Epoch,
 		EngineIds: f.EngineIDs, Rendezvous: f.Rendezvous, TpSize: int64(f.TPSize), PpSize: int64(f.PPSize), CpSize: int64(f.CPSize),
 		Transfer: f.Transfer, Owner: f.Owner,
-		KvEvents: &fleetpb.KVPublisher{
-			Publisher: f.KVEvents.Publisher, Host: f.KVEvents.Host, Port: int64(f.KVEvents.Port), Topic: f.KVEvents.Topic,
-			BlockTokens: int64(f.KVEvents.BlockTokens), DpSize: int64(f.KVEvents.DPSize),
-		},
+		KvEvents:  &fleetpb.KVPublisher{BlockTokens: int64(f.KVEvents.BlockTokens)},
 		KvAddress: &fleetpb.KVAddress{Host: f.KVAddress.Host, Handshake: int64(f.KVAddress.Handshake), Notify: int64(f.KVAddress.Notify)},
 	}
 	for _, c := range f.Cards {
 		m.Cards = append(m.Cards, &fleetpb.ModelCard{Id: c.ID, MaxModelLen: c.MaxModelLen, Root: c.Root, Parent: c.Parent})
+	}
+	for _, e := range f.KVEvents.Ranks {
+		m.KvEvents.Ranks = append(m.KvEvents.Ranks, &fleetpb.KVEndpoints{Events: e.Events, Replay: e.Replay})
 	}
 	for _, a := range f.Addresses {
 		m.Addresses = append(m.Addresses, a.String())
@@ -101,14 +101,14 @@ func getFacts(m *fleetpb.Facts) (*Facts, error) {
 		FollowsRoom: m.FollowsRoom, PageSize: int(m.PageSize), KVHash: m.KvHash, KVCacheType: m.KvCacheType, Epoch: m.Epoch,
 		EngineIDs: m.EngineIds, Rendezvous: m.Rendezvous, TPSize: int(m.TpSize), PPSize: int(m.PpSize), CPSize: int(m.CpSize),
 		Transfer: m.Transfer, Owner: m.Owner,
-		KVEvents: KVPublisher{
-			Publisher: e.GetPublisher(), Host: e.GetHost(), Port: int(e.GetPort()), Topic: e.GetTopic(),
-			BlockTokens: int(e.GetBlockTokens()), DPSize: int(e.GetDpSize()),
-		},
+		KVEvents:  KVPublisher{BlockTokens: int(e.GetBlockTokens())},
 		KVAddress: config.KVAddress{Host: a.GetHost(), Handshake: int(a.GetHandshake()), Notify: int(a.GetNotify())},
 	}
 	for _, c := range m.Cards {
 		f.Cards = append(f.Cards, ModelCard{ID: c.Id, MaxModelLen: c.MaxModelLen, Root: c.Root, Parent: c.Parent})
+	}
+	for _, r := range e.GetRanks() {
+		f.KVEvents.Ranks = append(f.KVEvents.Ranks, KVEndpoints{Events: r.Events, Replay: r.Replay})
 	}
 	for _, text := range m.Addresses {
 		a, err := netip.ParseAddr(text)

@@ -50,6 +50,7 @@ type prober struct {
 	unansweredSince time.Time // when the first probe of unanswered had ended
 	lost            bool      // since the last successful probe, one failed otherwise than by a time-out
 	lastProblem     string    // the problem that was logged last
+	absent          []string  // paths of facts that the engine answered with 404; nil again when its process may be a new one
 }
 
 // watch probes i until it has left or ctx ends. No probe is in flight when it returns.
@@ -164,7 +165,7 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 	failedBefore := p.bad > 0
 	p.good++
 	if p.fresh++; p.i.relearn.Swap(false) {
-		p.fresh = relearnEvery
+		p.fresh, p.absent = relearnEvery, nil
 	}
 	switch p.i.probed() {
 	case Unhealthy:
@@ -174,7 +175,9 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 		}
 	case Ready:
 		restarted := epoch != "" && epoch != p.i.Facts().Epoch
-		if !failedBefore && !restarted && p.fresh < relearnEvery {
+		if restarted {
+			p.absent = nil
+		} else if !failedBefore && p.fresh < relearnEvery {
 			return
 		}
 	}
@@ -204,7 +207,7 @@ func (p *prober) ownFault(err error) bool {
 // failed counts a failed probe. One refused connection shows that the engine's process
 // has ended.
 func (p *prober) failed(h *config.Health, err error) {
-	p.good = 0
+	p.good, p.absent = 0, nil
 	p.bad++
 	p.lost = p.lost || !timedOut(err)
 	ended := IsRefused(err)
@@ -268,6 +271,7 @@ func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	p.i.facts.Store(f)
 	if old != nil && state != Down && restarted(old, f, state == Unhealthy && p.lost) {
 		p.i.restarts.Add(1)
+		p.absent = nil
 		pairs := p.r.restarted(p.i)
 		if _, keeps := p.i.protocol.(PortKeeper); keeps && p.i.registry(old) == p.i.registry(f) {
 			p.r.doubt(p.i, pairs)
@@ -277,7 +281,7 @@ func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	if state != Ready {
 		p.warn(f)
 	}
-	if state != Ready || old.key() != f.key() || old.KVEvents != f.KVEvents || !slices.Equal(old.Models, f.Models) {
+	if state != Ready || old.key() != f.key() || !old.KVEvents.equal(&f.KVEvents) || !slices.Equal(old.Models, f.Models) {
 		p.r.become(p.i, Ready)
 		if apart := p.r.refusalNews(p.i); apart != "" {
 			p.r.log.Warn("pairs refused: the engines exclude a transfer", "engine", p.i.Spec.Name, "with", apart)
@@ -302,7 +306,7 @@ func restarted(old, f *Facts, away bool) bool {
 	if was.kvType == "" || is.kvType == "" {
 		was.kvType = is.kvType
 	}
-	return away || was != is
+	return away || was != is || old.KVEvents.moved(&f.KVEvents)
 }
 
 // timedOut reports whether a probe failed by a time-out.
@@ -349,12 +353,12 @@ func (r *Registry) restarted(i *Instance) (pairs []*Pair) {
 func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 	f := p.i.published()
 	for _, path := range p.i.protocol.FactPaths(p.i.Role) {
-		status, body, noAnswer := p.get(ctx, h, p.i.Spec.URL, path)
+		status, body, noAnswer := p.getFacts(ctx, h, path)
 		if noAnswer != nil {
 			status, body = 0, nil
-			if old := p.i.facts.Load(); old != nil { // its earlier answer stays valid
-				f.PageSize, f.KVCacheType = old.PageSize, old.KVCacheType
-			}
+		}
+		if old := p.i.facts.Load(); old != nil && (noAnswer != nil || status/100 == 5) { // its earlier answer stays valid
+			f.PageSize, f.KVCacheType, f.KVEvents = old.PageSize, old.KVCacheType, old.KVEvents
 		}
 		if err := p.i.protocol.ReadFacts(f, path, status, body); err != nil {
 			return nil, cmp.Or(noAnswer, err)
@@ -363,7 +367,7 @@ func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 	if err := p.askRegistry(ctx, h, f); err != nil {
 		return nil, err
 	}
-	f.Addresses = p.addresses(ctx, h)
+	f.Addresses = p.addresses(ctx, h, f)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -374,6 +378,19 @@ func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 		return nil, errors.New("learn facts: the engine names no model; set engine.model")
 	}
 	return f, f.fit()
+}
+
+// getFacts is get for a path of facts. It asks each process only once for a path that the process
+// does not have: earlier releases lack some.
+func (p *prober) getFacts(ctx context.Context, h *config.Health, path string) (status int, body []byte, err error) {
+	if slices.Contains(p.absent, path) {
+		return http.StatusNotFound, nil, nil
+	}
+	status, body, err = p.get(ctx, h, p.i.Spec.URL, path)
+	if err == nil && status == http.StatusNotFound {
+		p.absent = append(p.absent, path)
+	}
+	return status, body, err
 }
 
 // fit returns an error if the facts are too large for the fleet.

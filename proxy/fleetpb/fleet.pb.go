@@ -2749,12 +2749,8 @@ func (x *ModelCard) GetParent() string {
 
 type KVPublisher struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Publisher     string                 `protobuf:"bytes,1,opt,name=publisher" json:"publisher,omitempty"`
-	Host          string                 `protobuf:"bytes,2,opt,name=host" json:"host,omitempty"`
-	Port          int64                  `protobuf:"varint,3,opt,name=port" json:"port,omitempty"`
-	Topic         string                 `protobuf:"bytes,4,opt,name=topic" json:"topic,omitempty"`
 	BlockTokens   int64                  `protobuf:"varint,5,opt,name=block_tokens,json=blockTokens" json:"block_tokens,omitempty"`
-	DpSize        int64                  `protobuf:"varint,6,opt,name=dp_size,json=dpSize" json:"dp_size,omitempty"`
+	Ranks         []*KVEndpoints         `protobuf:"bytes,7,rep,name=ranks" json:"ranks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2789,34 +2785,6 @@ func (*KVPublisher) Descriptor() ([]byte, []int) {
 	return file_fleet_proto_rawDescGZIP(), []int{31}
 }
 
-func (x *KVPublisher) GetPublisher() string {
-	if x != nil {
-		return x.Publisher
-	}
-	return ""
-}
-
-func (x *KVPublisher) GetHost() string {
-	if x != nil {
-		return x.Host
-	}
-	return ""
-}
-
-func (x *KVPublisher) GetPort() int64 {
-	if x != nil {
-		return x.Port
-	}
-	return 0
-}
-
-func (x *KVPublisher) GetTopic() string {
-	if x != nil {
-		return x.Topic
-	}
-	return ""
-}
-
 func (x *KVPublisher) GetBlockTokens() int64 {
 	if x != nil {
 		return x.BlockTokens
@@ -2824,11 +2792,63 @@ func (x *KVPublisher) GetBlockTokens() int64 {
 	return 0
 }
 
-func (x *KVPublisher) GetDpSize() int64 {
+func (x *KVPublisher) GetRanks() []*KVEndpoints {
 	if x != nil {
-		return x.DpSize
+		return x.Ranks
 	}
-	return 0
+	return nil
+}
+
+type KVEndpoints struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Events        string                 `protobuf:"bytes,1,opt,name=events" json:"events,omitempty"`
+	Replay        string                 `protobuf:"bytes,2,opt,name=replay" json:"replay,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KVEndpoints) Reset() {
+	*x = KVEndpoints{}
+	mi := &file_fleet_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KVEndpoints) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KVEndpoints) ProtoMessage() {}
+
+func (x *KVEndpoints) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KVEndpoints.ProtoReflect.Descriptor instead.
+func (*KVEndpoints) Descriptor() ([]byte, []int) {
+	return file_fleet_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *KVEndpoints) GetEvents() string {
+	if x != nil {
+		return x.Events
+	}
+	return ""
+}
+
+func (x *KVEndpoints) GetReplay() string {
+	if x != nil {
+		return x.Replay
+	}
+	return ""
 }
 
 type KVAddress struct {
@@ -2842,7 +2862,7 @@ type KVAddress struct {
 
 func (x *KVAddress) Reset() {
 	*x = KVAddress{}
-	mi := &file_fleet_proto_msgTypes[32]
+	mi := &file_fleet_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2854,7 +2874,7 @@ func (x *KVAddress) String() string {
 func (*KVAddress) ProtoMessage() {}
 
 func (x *KVAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[32]
+	mi := &file_fleet_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2867,7 +2887,7 @@ func (x *KVAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KVAddress.ProtoReflect.Descriptor instead.
 func (*KVAddress) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{32}
+	return file_fleet_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *KVAddress) GetHost() string {
@@ -2902,7 +2922,7 @@ type Loads struct {
 
 func (x *Loads) Reset() {
 	*x = Loads{}
-	mi := &file_fleet_proto_msgTypes[33]
+	mi := &file_fleet_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2914,7 +2934,7 @@ func (x *Loads) String() string {
 func (*Loads) ProtoMessage() {}
 
 func (x *Loads) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[33]
+	mi := &file_fleet_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2927,7 +2947,7 @@ func (x *Loads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loads.ProtoReflect.Descriptor instead.
 func (*Loads) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{33}
+	return file_fleet_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Loads) GetMark() uint64 {
@@ -2958,7 +2978,7 @@ type InstanceLoad struct {
 
 func (x *InstanceLoad) Reset() {
 	*x = InstanceLoad{}
-	mi := &file_fleet_proto_msgTypes[34]
+	mi := &file_fleet_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2970,7 +2990,7 @@ func (x *InstanceLoad) String() string {
 func (*InstanceLoad) ProtoMessage() {}
 
 func (x *InstanceLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[34]
+	mi := &file_fleet_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2983,7 +3003,7 @@ func (x *InstanceLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceLoad.ProtoReflect.Descriptor instead.
 func (*InstanceLoad) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{34}
+	return file_fleet_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *InstanceLoad) GetNumber() uint32 {
@@ -3046,7 +3066,7 @@ type RankLoad struct {
 
 func (x *RankLoad) Reset() {
 	*x = RankLoad{}
-	mi := &file_fleet_proto_msgTypes[35]
+	mi := &file_fleet_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3058,7 +3078,7 @@ func (x *RankLoad) String() string {
 func (*RankLoad) ProtoMessage() {}
 
 func (x *RankLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[35]
+	mi := &file_fleet_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3071,7 +3091,7 @@ func (x *RankLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankLoad.ProtoReflect.Descriptor instead.
 func (*RankLoad) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{35}
+	return file_fleet_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RankLoad) GetRequests() int32 {
@@ -3155,7 +3175,7 @@ type Circuit struct {
 
 func (x *Circuit) Reset() {
 	*x = Circuit{}
-	mi := &file_fleet_proto_msgTypes[36]
+	mi := &file_fleet_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3167,7 +3187,7 @@ func (x *Circuit) String() string {
 func (*Circuit) ProtoMessage() {}
 
 func (x *Circuit) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[36]
+	mi := &file_fleet_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3180,7 +3200,7 @@ func (x *Circuit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Circuit.ProtoReflect.Descriptor instead.
 func (*Circuit) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{36}
+	return file_fleet_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Circuit) GetFailures() int32 {
@@ -3208,7 +3228,7 @@ type Fit struct {
 
 func (x *Fit) Reset() {
 	*x = Fit{}
-	mi := &file_fleet_proto_msgTypes[37]
+	mi := &file_fleet_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3220,7 +3240,7 @@ func (x *Fit) String() string {
 func (*Fit) ProtoMessage() {}
 
 func (x *Fit) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[37]
+	mi := &file_fleet_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3233,7 +3253,7 @@ func (x *Fit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fit.ProtoReflect.Descriptor instead.
 func (*Fit) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{37}
+	return file_fleet_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Fit) GetPerTokenUs() float32 {
@@ -3261,7 +3281,7 @@ type Pairs struct {
 
 func (x *Pairs) Reset() {
 	*x = Pairs{}
-	mi := &file_fleet_proto_msgTypes[38]
+	mi := &file_fleet_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3273,7 +3293,7 @@ func (x *Pairs) String() string {
 func (*Pairs) ProtoMessage() {}
 
 func (x *Pairs) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[38]
+	mi := &file_fleet_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3286,7 +3306,7 @@ func (x *Pairs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pairs.ProtoReflect.Descriptor instead.
 func (*Pairs) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{38}
+	return file_fleet_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Pairs) GetMark() uint64 {
@@ -3315,7 +3335,7 @@ type PairState struct {
 
 func (x *PairState) Reset() {
 	*x = PairState{}
-	mi := &file_fleet_proto_msgTypes[39]
+	mi := &file_fleet_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3327,7 +3347,7 @@ func (x *PairState) String() string {
 func (*PairState) ProtoMessage() {}
 
 func (x *PairState) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[39]
+	mi := &file_fleet_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3340,7 +3360,7 @@ func (x *PairState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairState.ProtoReflect.Descriptor instead.
 func (*PairState) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{39}
+	return file_fleet_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PairState) GetPrefill() uint64 {
@@ -3383,7 +3403,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_fleet_proto_msgTypes[40]
+	mi := &file_fleet_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3395,7 +3415,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[40]
+	mi := &file_fleet_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3408,7 +3428,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{40}
+	return file_fleet_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Report) GetObservations() *Observations {
@@ -3444,7 +3464,7 @@ type Observations struct {
 
 func (x *Observations) Reset() {
 	*x = Observations{}
-	mi := &file_fleet_proto_msgTypes[41]
+	mi := &file_fleet_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3456,7 +3476,7 @@ func (x *Observations) String() string {
 func (*Observations) ProtoMessage() {}
 
 func (x *Observations) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[41]
+	mi := &file_fleet_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3469,7 +3489,7 @@ func (x *Observations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observations.ProtoReflect.Descriptor instead.
 func (*Observations) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{41}
+	return file_fleet_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Observations) GetMark() uint64 {
@@ -3507,7 +3527,7 @@ type Observation struct {
 
 func (x *Observation) Reset() {
 	*x = Observation{}
-	mi := &file_fleet_proto_msgTypes[42]
+	mi := &file_fleet_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3519,7 +3539,7 @@ func (x *Observation) String() string {
 func (*Observation) ProtoMessage() {}
 
 func (x *Observation) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[42]
+	mi := &file_fleet_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3532,7 +3552,7 @@ func (x *Observation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observation.ProtoReflect.Descriptor instead.
 func (*Observation) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{42}
+	return file_fleet_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Observation) GetWhat() Observed {
@@ -3588,7 +3608,7 @@ type Warming struct {
 
 func (x *Warming) Reset() {
 	*x = Warming{}
-	mi := &file_fleet_proto_msgTypes[43]
+	mi := &file_fleet_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3600,7 +3620,7 @@ func (x *Warming) String() string {
 func (*Warming) ProtoMessage() {}
 
 func (x *Warming) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[43]
+	mi := &file_fleet_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3613,7 +3633,7 @@ func (x *Warming) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Warming.ProtoReflect.Descriptor instead.
 func (*Warming) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{43}
+	return file_fleet_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Warming) GetPrefill() []uint64 {
@@ -3641,7 +3661,7 @@ type IDAsk struct {
 
 func (x *IDAsk) Reset() {
 	*x = IDAsk{}
-	mi := &file_fleet_proto_msgTypes[44]
+	mi := &file_fleet_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3653,7 +3673,7 @@ func (x *IDAsk) String() string {
 func (*IDAsk) ProtoMessage() {}
 
 func (x *IDAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[44]
+	mi := &file_fleet_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3666,7 +3686,7 @@ func (x *IDAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IDAsk.ProtoReflect.Descriptor instead.
 func (*IDAsk) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{44}
+	return file_fleet_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *IDAsk) GetHolder() uint64 {
@@ -3693,7 +3713,7 @@ type IDRanges struct {
 
 func (x *IDRanges) Reset() {
 	*x = IDRanges{}
-	mi := &file_fleet_proto_msgTypes[45]
+	mi := &file_fleet_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3705,7 +3725,7 @@ func (x *IDRanges) String() string {
 func (*IDRanges) ProtoMessage() {}
 
 func (x *IDRanges) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[45]
+	mi := &file_fleet_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3718,7 +3738,7 @@ func (x *IDRanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IDRanges.ProtoReflect.Descriptor instead.
 func (*IDRanges) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{45}
+	return file_fleet_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *IDRanges) GetRanges() []*IDRange {
@@ -3741,7 +3761,7 @@ type IDRange struct {
 
 func (x *IDRange) Reset() {
 	*x = IDRange{}
-	mi := &file_fleet_proto_msgTypes[46]
+	mi := &file_fleet_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3753,7 +3773,7 @@ func (x *IDRange) String() string {
 func (*IDRange) ProtoMessage() {}
 
 func (x *IDRange) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[46]
+	mi := &file_fleet_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3766,7 +3786,7 @@ func (x *IDRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IDRange.ProtoReflect.Descriptor instead.
 func (*IDRange) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{46}
+	return file_fleet_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *IDRange) GetHolder() uint64 {
@@ -3816,7 +3836,7 @@ type Registrations struct {
 
 func (x *Registrations) Reset() {
 	*x = Registrations{}
-	mi := &file_fleet_proto_msgTypes[47]
+	mi := &file_fleet_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3828,7 +3848,7 @@ func (x *Registrations) String() string {
 func (*Registrations) ProtoMessage() {}
 
 func (x *Registrations) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[47]
+	mi := &file_fleet_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3841,7 +3861,7 @@ func (x *Registrations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registrations.ProtoReflect.Descriptor instead.
 func (*Registrations) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{47}
+	return file_fleet_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Registrations) GetWrittenMs() int64 {
@@ -3879,7 +3899,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_fleet_proto_msgTypes[48]
+	mi := &file_fleet_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3891,7 +3911,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[48]
+	mi := &file_fleet_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3904,7 +3924,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{48}
+	return file_fleet_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Registration) GetKey() string {
@@ -4178,14 +4198,13 @@ const file_fleet_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\"\n" +
 	"\rmax_model_len\x18\x02 \x01(\x03R\vmaxModelLen\x12\x12\n" +
 	"\x04root\x18\x03 \x01(\tR\x04root\x12\x16\n" +
-	"\x06parent\x18\x04 \x01(\tR\x06parent\"\xa5\x01\n" +
-	"\vKVPublisher\x12\x1c\n" +
-	"\tpublisher\x18\x01 \x01(\tR\tpublisher\x12\x12\n" +
-	"\x04host\x18\x02 \x01(\tR\x04host\x12\x12\n" +
-	"\x04port\x18\x03 \x01(\x03R\x04port\x12\x14\n" +
-	"\x05topic\x18\x04 \x01(\tR\x05topic\x12!\n" +
-	"\fblock_tokens\x18\x05 \x01(\x03R\vblockTokens\x12\x17\n" +
-	"\adp_size\x18\x06 \x01(\x03R\x06dpSize\"U\n" +
+	"\x06parent\x18\x04 \x01(\tR\x06parent\"n\n" +
+	"\vKVPublisher\x12!\n" +
+	"\fblock_tokens\x18\x05 \x01(\x03R\vblockTokens\x120\n" +
+	"\x05ranks\x18\a \x03(\v2\x1a.pdproxy.fleet.KVEndpointsR\x05ranksJ\x04\b\x01\x10\x05J\x04\b\x06\x10\a\"=\n" +
+	"\vKVEndpoints\x12\x16\n" +
+	"\x06events\x18\x01 \x01(\tR\x06events\x12\x16\n" +
+	"\x06replay\x18\x02 \x01(\tR\x06replay\"U\n" +
 	"\tKVAddress\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x1c\n" +
 	"\thandshake\x18\x02 \x01(\x03R\thandshake\x12\x16\n" +
@@ -4323,7 +4342,7 @@ func file_fleet_proto_rawDescGZIP() []byte {
 }
 
 var file_fleet_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_fleet_proto_goTypes = []any{
 	(Kind)(0),                // 0: pdproxy.fleet.Kind
 	(Observed)(0),            // 1: pdproxy.fleet.Observed
@@ -4359,23 +4378,24 @@ var file_fleet_proto_goTypes = []any{
 	(*Facts)(nil),            // 31: pdproxy.fleet.Facts
 	(*ModelCard)(nil),        // 32: pdproxy.fleet.ModelCard
 	(*KVPublisher)(nil),      // 33: pdproxy.fleet.KVPublisher
-	(*KVAddress)(nil),        // 34: pdproxy.fleet.KVAddress
-	(*Loads)(nil),            // 35: pdproxy.fleet.Loads
-	(*InstanceLoad)(nil),     // 36: pdproxy.fleet.InstanceLoad
-	(*RankLoad)(nil),         // 37: pdproxy.fleet.RankLoad
-	(*Circuit)(nil),          // 38: pdproxy.fleet.Circuit
-	(*Fit)(nil),              // 39: pdproxy.fleet.Fit
-	(*Pairs)(nil),            // 40: pdproxy.fleet.Pairs
-	(*PairState)(nil),        // 41: pdproxy.fleet.PairState
-	(*Report)(nil),           // 42: pdproxy.fleet.Report
-	(*Observations)(nil),     // 43: pdproxy.fleet.Observations
-	(*Observation)(nil),      // 44: pdproxy.fleet.Observation
-	(*Warming)(nil),          // 45: pdproxy.fleet.Warming
-	(*IDAsk)(nil),            // 46: pdproxy.fleet.IDAsk
-	(*IDRanges)(nil),         // 47: pdproxy.fleet.IDRanges
-	(*IDRange)(nil),          // 48: pdproxy.fleet.IDRange
-	(*Registrations)(nil),    // 49: pdproxy.fleet.Registrations
-	(*Registration)(nil),     // 50: pdproxy.fleet.Registration
+	(*KVEndpoints)(nil),      // 34: pdproxy.fleet.KVEndpoints
+	(*KVAddress)(nil),        // 35: pdproxy.fleet.KVAddress
+	(*Loads)(nil),            // 36: pdproxy.fleet.Loads
+	(*InstanceLoad)(nil),     // 37: pdproxy.fleet.InstanceLoad
+	(*RankLoad)(nil),         // 38: pdproxy.fleet.RankLoad
+	(*Circuit)(nil),          // 39: pdproxy.fleet.Circuit
+	(*Fit)(nil),              // 40: pdproxy.fleet.Fit
+	(*Pairs)(nil),            // 41: pdproxy.fleet.Pairs
+	(*PairState)(nil),        // 42: pdproxy.fleet.PairState
+	(*Report)(nil),           // 43: pdproxy.fleet.Report
+	(*Observations)(nil),     // 44: pdproxy.fleet.Observations
+	(*Observation)(nil),      // 45: pdproxy.fleet.Observation
+	(*Warming)(nil),          // 46: pdproxy.fleet.Warming
+	(*IDAsk)(nil),            // 47: pdproxy.fleet.IDAsk
+	(*IDRanges)(nil),         // 48: pdproxy.fleet.IDRanges
+	(*IDRange)(nil),          // 49: pdproxy.fleet.IDRange
+	(*Registrations)(nil),    // 50: pdproxy.fleet.Registrations
+	(*Registration)(nil),     // 51: pdproxy.fleet.Registration
 }
 var file_fleet_proto_depIdxs = []int32{
 	12, // 0: pdproxy.fleet.TurnStore.kv:type_name -> pdproxy.fleet.RetainedKV
@@ -4394,27 +4414,28 @@ var file_fleet_proto_depIdxs = []int32{
 	31, // 13: pdproxy.fleet.Member.facts:type_name -> pdproxy.fleet.Facts
 	32, // 14: pdproxy.fleet.Facts.cards:type_name -> pdproxy.fleet.ModelCard
 	33, // 15: pdproxy.fleet.Facts.kv_events:type_name -> pdproxy.fleet.KVPublisher
-	34, // 16: pdproxy.fleet.Facts.kv_address:type_name -> pdproxy.fleet.KVAddress
-	36, // 17: pdproxy.fleet.Loads.instances:type_name -> pdproxy.fleet.InstanceLoad
-	38, // 18: pdproxy.fleet.InstanceLoad.circuit:type_name -> pdproxy.fleet.Circuit
-	39, // 19: pdproxy.fleet.InstanceLoad.transfers:type_name -> pdproxy.fleet.Fit
-	37, // 20: pdproxy.fleet.InstanceLoad.ranks:type_name -> pdproxy.fleet.RankLoad
-	39, // 21: pdproxy.fleet.RankLoad.prefill:type_name -> pdproxy.fleet.Fit
-	39, // 22: pdproxy.fleet.RankLoad.output:type_name -> pdproxy.fleet.Fit
-	41, // 23: pdproxy.fleet.Pairs.pairs:type_name -> pdproxy.fleet.PairState
-	38, // 24: pdproxy.fleet.PairState.circuit:type_name -> pdproxy.fleet.Circuit
-	43, // 25: pdproxy.fleet.Report.observations:type_name -> pdproxy.fleet.Observations
-	46, // 26: pdproxy.fleet.Report.ids:type_name -> pdproxy.fleet.IDAsk
-	44, // 27: pdproxy.fleet.Observations.list:type_name -> pdproxy.fleet.Observation
-	45, // 28: pdproxy.fleet.Observations.warming:type_name -> pdproxy.fleet.Warming
-	1,  // 29: pdproxy.fleet.Observation.what:type_name -> pdproxy.fleet.Observed
-	48, // 30: pdproxy.fleet.IDRanges.ranges:type_name -> pdproxy.fleet.IDRange
-	50, // 31: pdproxy.fleet.Registrations.entries:type_name -> pdproxy.fleet.Registration
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	35, // 16: pdproxy.fleet.Facts.kv_address:type_name -> pdproxy.fleet.KVAddress
+	34, // 17: pdproxy.fleet.KVPublisher.ranks:type_name -> pdproxy.fleet.KVEndpoints
+	37, // 18: pdproxy.fleet.Loads.instances:type_name -> pdproxy.fleet.InstanceLoad
+	39, // 19: pdproxy.fleet.InstanceLoad.circuit:type_name -> pdproxy.fleet.Circuit
+	40, // 20: pdproxy.fleet.InstanceLoad.transfers:type_name -> pdproxy.fleet.Fit
+	38, // 21: pdproxy.fleet.InstanceLoad.ranks:type_name -> pdproxy.fleet.RankLoad
+	40, // 22: pdproxy.fleet.RankLoad.prefill:type_name -> pdproxy.fleet.Fit
+	40, // 23: pdproxy.fleet.RankLoad.output:type_name -> pdproxy.fleet.Fit
+	42, // 24: pdproxy.fleet.Pairs.pairs:type_name -> pdproxy.fleet.PairState
+	39, // 25: pdproxy.fleet.PairState.circuit:type_name -> pdproxy.fleet.Circuit
+	44, // 26: pdproxy.fleet.Report.observations:type_name -> pdproxy.fleet.Observations
+	47, // 27: pdproxy.fleet.Report.ids:type_name -> pdproxy.fleet.IDAsk
+	45, // 28: pdproxy.fleet.Observations.list:type_name -> pdproxy.fleet.Observation
+	46, // 29: pdproxy.fleet.Observations.warming:type_name -> pdproxy.fleet.Warming
+	1,  // 30: pdproxy.fleet.Observation.what:type_name -> pdproxy.fleet.Observed
+	49, // 31: pdproxy.fleet.IDRanges.ranges:type_name -> pdproxy.fleet.IDRange
+	51, // 32: pdproxy.fleet.Registrations.entries:type_name -> pdproxy.fleet.Registration
+	33, // [33:33] is the sub-list for method output_type
+	33, // [33:33] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_fleet_proto_init() }
@@ -4428,7 +4449,7 @@ func file_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fleet_proto_rawDesc), len(file_fleet_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   49,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -13,7 +13,8 @@ import (
 type KVEventsConfig struct {
 	// Endpoint is the address of rank 0's PUB socket: "tcp://host:port" or
 	// "tcp://*:port"; rank r listens on port+r. Port 0 takes consecutive
-	// ephemeral ports. Empty, the default: nothing is published. The real
+	// ephemeral ports, and "tcp://*:0" any ephemeral port for each rank, as in vLLM.
+	// Empty, the default: nothing is published. The real
 	// engines connect to a host that is not a wildcard; the simulator always
 	// listens.
 	Endpoint string
@@ -87,6 +88,24 @@ func ListenRow(endpoint string, n int) ([]net.Listener, error) {
 			return row, err
 		}
 	}
+}
+
+// listenRanks listens for n ranks: on consecutive ports, or for vLLM's "tcp://*:0" on any.
+func listenRanks(endpoint string, n int) (row []net.Listener, err error) {
+	if endpoint != "tcp://*:0" {
+		return ListenRow(endpoint, n)
+	}
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0") // vLLM binds the node's own address
+		if err != nil {
+			for _, l := range row {
+				l.Close()
+			}
+			return nil, err
+		}
+		row = append(row, l)
+	}
+	return row, nil
 }
 
 func listenFrom(host string, port, n int) ([]net.Listener, error) {

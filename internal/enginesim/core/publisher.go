@@ -65,14 +65,14 @@ func NewPublishers(e *Engine, wire KVWire, plain bool) *publishers {
 
 // Start opens the sockets of all ranks. The engine's mutex is held.
 func (p *publishers) Start(e *Engine) error {
-	events, err := ListenRow(e.Cfg.KVEvents.Endpoint, len(p.List))
+	events, err := listenRanks(e.Cfg.KVEvents.Endpoint, len(p.List))
 	if err != nil {
 		return fmt.Errorf("listen kv events: %w", err)
 	}
 	e.Peers.Listeners = append(e.Peers.Listeners, events...)
 	var replays []net.Listener
 	if e.Cfg.KVEvents.Replay != "" {
-		if replays, err = ListenRow(e.Cfg.KVEvents.Replay, len(p.List)); err != nil {
+		if replays, err = listenRanks(e.Cfg.KVEvents.Replay, len(p.List)); err != nil {
 			return fmt.Errorf("listen kv event replays: %w", err)
 		}
 		e.Peers.Listeners = append(e.Peers.Listeners, replays...)
@@ -333,6 +333,27 @@ func (e *Engine) KVEventsReplay() string {
 		return ""
 	}
 	return endpointOf(e.Publishers.List[0].replay)
+}
+
+// KVEventsAnnounced returns the endpoints of a rank as vLLM announces them: those of the configuration
+// with the rank's port, or if the configured port is 0 the address at which the rank listens. replay
+// is empty without replays. ok is false without KV events.
+func (e *Engine) KVEventsAnnounced(rank int) (events, replay string, ok bool) {
+	if e.Publishers == nil {
+		return "", "", false
+	}
+	one := e.Publishers.List[rank]
+	announced := func(configured string, l net.Listener) string {
+		host, port, err := SplitEndpoint(configured)
+		if err != nil || l == nil {
+			return ""
+		}
+		if host == "" && port != 0 {
+			return fmt.Sprintf("tcp://*:%d", port+rank)
+		}
+		return endpointOf(l)
+	}
+	return announced(e.Cfg.KVEvents.Endpoint, one.Events), announced(e.Cfg.KVEvents.Replay, one.replay), true
 }
 
 // endpointOf returns the address of a listener of this machine.

@@ -53,9 +53,24 @@ func (e *Engine) handler() http.Handler {
 		}
 		if _, pattern := mux.Handler(r); pattern == "" {
 			w = &FastAPIError{w}
+			if otherMethod(own, r) {
+				w.WriteHeader(http.StatusMethodNotAllowed)
+				return
+			}
 		}
 		mux.ServeHTTP(w, r)
 	})
+}
+
+// otherMethod reports whether mux has the path of r, but not its method.
+func otherMethod(mux *http.ServeMux, r *http.Request) bool {
+	other := *r
+	for _, other.Method = range []string{http.MethodGet, http.MethodPost, http.MethodPut} {
+		if _, pattern := mux.Handler(&other); pattern != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // FastAPIError gives the mux's own 404 and 405 the body of FastAPI.

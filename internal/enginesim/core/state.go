@@ -180,7 +180,12 @@ func (e *Engine) metrics(w http.ResponseWriter, _ *http.Request) {
 	total("prefix_cache_queries_total", e.Stats.promptTokens.Load())
 	total("prefix_cache_hits_total", e.Stats.cachedTokens.Load()-e.Stats.ExternalTokens.Load())
 	total("external_prefix_cache_hits_total", e.Stats.ExternalTokens.Load())
-	total("nixl_num_kv_expired_reqs_total", e.Stats.LeasesExpired.Load())
+	switch e.Cfg.Connector { // the metrics of a connector exist only with --kv-transfer-config
+	case ConnectorVLLMNixl, ConnectorVLLMNixlPush: // distributed/kv_transfer/kv_connector/v1/nixl/stats.py
+		total("nixl_num_kv_expired_reqs_total", e.Stats.LeasesExpired.Load())
+	case ConnectorVLLMMooncake: // kv_connector/v1/mooncake/stats.py
+		total("mooncake_num_kv_expired_reqs_total", e.Stats.LeasesExpired.Load())
+	}
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	w.Write([]byte(b.String()))
 }

@@ -92,9 +92,18 @@ func (g *SGLang) describePublisher() any {
 	if host == "" {
 		host = "*"
 	}
-	return core.Obj("publisher", "zmq", "endpoint_host", host,
-		"endpoint_port_base", g.e.Publishers.List[0].Events.Addr().(*net.TCPAddr).Port,
+	described := core.Obj("publisher", "zmq", "endpoint_host", host, "endpoint_port_base", portOf(g.e.KVEventsEndpoint()),
 		"topic", g.e.Cfg.KVEvents.Topic, "block_size", g.e.Cfg.BlockSize, "dp_size", g.e.Cfg.Ranks)
+	if replay := g.e.KVEventsReplay(); replay != "" {
+		described = described.With("replay_endpoint_port_base", portOf(replay))
+	}
+	return described
+}
+
+// portOf returns the port of an endpoint.
+func portOf(endpoint string) int {
+	_, port, _ := core.SplitEndpoint(endpoint)
+	return port
 }
 
 // flushCache answers /flush_cache. It fails while requests run or wait.

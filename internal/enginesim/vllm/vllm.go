@@ -111,6 +111,7 @@ func (v *VLLM) Routes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /reset_prefix_cache", func(http.ResponseWriter, *http.Request) { v.e.ResetCache() })
 	mux.HandleFunc("POST /detokenize", v.detokenize)
 	v.sleepRoutes(mux)
+	v.eventRoutes(mux)
 }
 
 // AnswerHeader returns the request's id, as with --enable-request-id-headers.

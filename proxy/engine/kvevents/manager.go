@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
@@ -38,11 +39,11 @@ type Source struct {
 	// Targets are the index slots of the instance's ranks, in order. Only the manager
 	// changes these slots until Forget has returned.
 	Targets []kvindex.Target
-	// Events is "tcp://host:port" of rank 0's publisher, or the base URL of a polled
-	// instance.
-	Events string
-	// Replay is "tcp://host:port" of rank 0's replay endpoint; "" for none.
-	Replay string
+	// Publishers are the endpoints of the ranks, in the order of Targets. A rank without one
+	// is not followed.
+	Publishers []engine.KVEndpoints
+	// URL is the base URL of a polled instance.
+	URL string
 	// BlockTokens is the length of a block in tokens if it is known; 0 to learn it.
 	BlockTokens int
 	// Transport carries the polls. APIKey is sent with them unless it is empty.
@@ -180,27 +181,21 @@ func (m *Manager) follower(s Source) (*follower, error) {
 	if s.Kind == Poll {
 		return f, m.poller(f, s)
 	}
-	return f, m.subscribers(f, s)
+	m.subscribers(f, s)
+	return f, nil
 }
 
-func (m *Manager) subscribers(f *follower, s Source) error {
+func (m *Manager) subscribers(f *follower, s Source) {
 	for i, t := range s.Targets {
-		events, err := Endpoint(s.Events, i)
-		if err != nil {
-			return err
+		if i >= len(s.Publishers) || s.Publishers[i].Events == "" {
+			continue
 		}
-		replay := ""
-		if s.Replay != "" {
-			if replay, err = Endpoint(s.Replay, i); err != nil {
-				return err
-			}
-		}
-		sub := &subscriber{rank: f.ranks[i], events: events, replay: replay, block: s.BlockTokens, idle: replayIdle, subscribe: subscribeTime}
+		at := s.Publishers[i]
+		sub := &subscriber{rank: f.ranks[i], events: at.Events, replay: at.Replay, block: s.BlockTokens, idle: replayIdle, subscribe: subscribeTime}
 		sub.batches.to = kvindex.NewFeed(m.index, t, s.Model)
 		sub.batches.filter = eventFilter{block: s.BlockTokens, fixed: s.BlockTokens > 0}
 		f.workers = append(f.workers, &worker{session: sub.session, restarted: sub.restarted, down: sub.rank.connect})
 	}
-	return nil
 }
 
 func (m *Manager) poller(f *follower, s Source) error {
@@ -208,7 +203,7 @@ func (m *Manager) poller(f *follower, s Source) error {
 		return errors.New("no transport")
 	}
 	p := &poller{
-		ranks: f.ranks, url: strings.TrimRight(s.Events, "/") + "/kv_cache_events", key: s.APIKey,
+		ranks: f.ranks, url: strings.TrimRight(s.URL, "/") + "/kv_cache_events", key: s.APIKey,
 		transport: s.Transport, block: s.BlockTokens,
 	}
 	p.events.resync = func(rank int, reason string) {

@@ -84,7 +84,7 @@ func polled(t *testing.T, f func(t *testing.T, m *Manager, e *drain, x *kvindex.
 		})
 		if err := m.Follow(Source{
 			Name: "a", Kind: Poll, Model: "m", Targets: []kvindex.Target{x.Add(), x.Add()},
-			Events: "http://a:8000/", Transport: e, APIKey: "secret",
+			URL: "http://a:8000/", Transport: e, APIKey: "secret",
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -224,9 +224,7 @@ func TestManager(t *testing.T) {
 
 		for _, bad := range []Source{
 			{Name: "b"},
-			{Name: "b", Targets: []kvindex.Target{0}, Events: "tcp://b"},
-			{Name: "b", Targets: []kvindex.Target{0}, Events: "tcp://b:1", Replay: "tcp://b"},
-			{Name: "b", Targets: []kvindex.Target{0}, Events: "http://b", Kind: Poll},
+			{Name: "b", Targets: []kvindex.Target{0}, URL: "http://b", Kind: Poll},
 		} {
 			if m.Follow(bad) == nil {
 				t.Errorf("%+v: no error", bad)
@@ -236,7 +234,7 @@ func TestManager(t *testing.T) {
 			t.Errorf("followed %v", got)
 		}
 		other := &drain{}
-		if err := m.Follow(Source{Name: "a", Kind: Poll, Targets: []kvindex.Target{0}, Events: "http://a", Transport: other}); err != nil {
+		if err := m.Follow(Source{Name: "a", Kind: Poll, Targets: []kvindex.Target{0}, URL: "http://a", Transport: other}); err != nil {
 			t.Fatal(err)
 		}
 		e.gaps()

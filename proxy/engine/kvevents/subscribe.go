@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
 
@@ -37,6 +38,22 @@ const (
 // connect connects to a publisher as SUB, or to its replay as DEALER.
 func connect(ctx context.Context, endpoint string, kind zmtp.Socket) (*zmtp.Conn, error) {
 	return zmtp.Dial(ctx, endpoint, zmtp.Options{Socket: kind, MaxMessage: maxMessage, MaxFrames: maxFrames, ReadBuffer: 64 << 10})
+}
+
+// Check connects to the endpoints of a rank, and returns why the connections to the publisher and to
+// its replays fail. It subscribes to nothing. ctx bounds it.
+func Check(ctx context.Context, at engine.KVEndpoints) (events, replay error) {
+	try := func(endpoint string, kind zmtp.Socket) error {
+		if endpoint == "" {
+			return nil
+		}
+		c, err := connect(ctx, endpoint, kind)
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	}
+	return try(at.Events, zmtp.Sub), try(at.Replay, zmtp.Dealer)
 }
 
 // subscriber applies the batches that one rank publishes: messages of topic, number and

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
@@ -340,7 +341,7 @@ func TestManagerSubscribes(t *testing.T) {
 	p := publish(t, true, false, stored(1, 7))
 	if err := m.Follow(Source{
 		Name: "a", Model: "m", Targets: []kvindex.Target{x.Add()}, BlockTokens: 1,
-		Events: p.events(), Replay: p.replay(),
+		Publishers: []engine.KVEndpoints{{Events: p.events(), Replay: p.replay()}},
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -155,20 +155,7 @@ func (a *pollState) poll(ctx context.Context, h *config.Health, log *slog.Logger
 	for rank := range a.i.Load {
 		a.marks = append(a.marks, a.i.Load[rank].Mark())
 	}
-	from := a.routes[a.next]
-	a.answer.Reset()
-	status, err := a.i.Get(limited, from.Path, &a.answer)
-	var answer Answer
-	switch {
-	case err != nil:
-	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented,
-		status == http.StatusBadRequest, status == http.StatusUnprocessableEntity: // SGLang also gives this answer to an unknown section in the query
-		err = errNoLoad
-	case status/100 != 2:
-		err = &statusError{from.Path, status}
-	default:
-		answer, err = readers[from.Form](a.answer.Bytes())
-	}
+	answer, err := ask(limited, a.i, a.routes[a.next], &a.answer)
 	if a.answer.Cap() > keepAnswer {
 		a.answer = bytes.Buffer{}
 	}
@@ -184,6 +171,36 @@ func (a *pollState) poll(ctx context.Context, h *config.Health, log *slog.Logger
 	a.measure(answer.Ranks)
 	a.report(answer.Ranks, time.Now(), time.Duration(h.LoadInterval))
 	a.registry.SetAsleep(a.i, asleep(answer.Ranks, len(a.i.Load)))
+}
+
+// ask makes one GET of a route, and reads the report in its answer.
+func ask(ctx context.Context, i *engine.Instance, from engine.LoadRoute, buf *bytes.Buffer) (Answer, error) {
+	buf.Reset()
+	status, err := i.Get(ctx, from.Path, buf)
+	switch {
+	case err != nil:
+		return Answer{}, err
+	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented,
+		status == http.StatusBadRequest, status == http.StatusUnprocessableEntity: // SGLang also gives this answer to an unknown section in the query
+		return Answer{}, errNoLoad
+	case status/100 != 2:
+		return Answer{}, &statusError{from.Path, status}
+	}
+	return readers[from.Form](buf.Bytes())
+}
+
+// Examine asks i once for its load, as the polls do. It returns the path of the route that has the
+// report, and whether all ranks sleep.
+func Examine(ctx context.Context, i *engine.Instance) (path string, sleeps bool, err error) {
+	var buf bytes.Buffer
+	for _, from := range i.LoadRoutes() {
+		answer, problem := ask(ctx, i, from, &buf)
+		if problem == nil {
+			return from.Path, !slices.Contains(asleep(answer.Ranks, 1), false), nil
+		}
+		err = problem
+	}
+	return "", false, err
 }
 
 // failed notes why an answer could not be used. If it contained no load it selects the

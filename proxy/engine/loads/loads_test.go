@@ -47,6 +47,8 @@ func (f *fakeEngines) RoundTrip(r *http.Request) (*http.Response, error) {
 		return answer(200, `{"data":[{"id":"m"}]}`)
 	case "/version", "/server_info":
 		return answer(200, `{"version":"1.0"}`)
+	case "/kv_event_sources":
+		return answer(200, "{}")
 	case "/health":
 		return answer(200, "")
 	}
