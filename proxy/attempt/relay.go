@@ -73,6 +73,7 @@ func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Respon
 	s.cuts = a.p.Decode.Spec.Bidirectional && !a.p.Prefill.IsZero() && !a.c.Trust
 	if s.kept = k; k != nil && !continues {
 		k.begin(env.Client, env.Request)
+		k.beginTurn(env)
 	}
 	s.edits = s.timed || s.cuts || a.concurrent || k != nil
 	if s.recounts && !a.concurrent {
@@ -256,7 +257,7 @@ func (s *streamRelay) Use(n int, at time.Time, err error) (more bool) {
 
 // relay writes the whole events after the next piece, and notes the error that ends the stream.
 func (s *streamRelay) relay(piece []byte, err error) (more bool) {
-	whole := s.events.Feed(piece)
+	whole, named := s.events.Feed(piece), s.a.streamed != nil
 	var werr error
 	if n := s.events.Held() + cap(s.a.both.merged); n > s.held {
 		werr = s.hold(n)
@@ -271,7 +272,9 @@ func (s *streamRelay) relay(piece []byte, err error) (more bool) {
 		whole, werr = s.edited(whole)
 	}
 	if len(whole) > 0 && werr == nil {
-		werr = s.Write(whole, s.resp.Ended())
+		if werr = s.Write(whole, s.resp.Ended()); werr != nil && !named && s.a.streamed != nil {
+			s.a.recallTurn()
+		}
 	}
 	switch {
 	case werr != nil:
@@ -333,6 +336,9 @@ func (s *streamRelay) edited(whole []byte) ([]byte, error) {
 			s.intervals.Observe(gap)
 			a.env.Journal.Continued(int(s.kept.splicer.Kept), gap)
 		}
+	}
+	if err == nil && a.streamed != nil {
+		a.storeStreamed()
 	}
 	return whole, err
 }
@@ -399,6 +405,8 @@ func (s *streamRelay) end(err error) error {
 		return a.failedInside(s.l, "error_event", events.Status, nil, nil)
 	case s.timed && a.asksTiming():
 		return a.timingEvent()
+	case s.cuts:
+		a.notNamed()
 	}
 	return nil
 }
