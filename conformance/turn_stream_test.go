@@ -309,3 +309,18 @@ func TestTurnOfAStreamWhoseDecodeDies(t *testing.T) {
 	}
 	f.allForgotten()
 }
+
+// The proxy ends inside a stream: decode aborts, and keeps nothing.
+func TestTurnOfAStreamInADrain(t *testing.T) {
+	f := streamFleet(t, nil, func(c *config.Config) { c.Server.DrainTimeout = config.Duration(50 * time.Millisecond) })
+	for _, d := range f.decode {
+		d.SetFault("", 0, "stream")
+	}
+	resp := f.openAt(context.Background(), "/v1/completions", completionOf(words(100), streamed))
+	f.eventually("decode answers", func() bool { return f.busy(f.decode) })
+	f.drain() // its error counts the cut stream
+	if a := readRest(resp); a.done && a.errors == 0 {
+		t.Errorf("the stream ended well: %s", a.body)
+	}
+	f.eventually("nothing is kept", func() bool { return f.kept() == 0 && !f.busy(f.decode) })
+}

@@ -42,6 +42,7 @@ func FuzzKept(f *testing.F) {
 	for _, s := range []string{
 		`{"choices":[{"index":0,"token_ids":[1],"prompt_token_ids":[2]}],"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1],[2]]}}`,
 		`{"choices":[],"kv_transfer_params":{}}`, `{"choices":[1]}`, `{"choices":{}}`, `{}`, `x`, ``, `{"kv_transfer_params":[1]}`,
+		"data: {\"choices\":[{\"token_ids\":[1]}],\"kv_transfer_params\":null}\n\ndata: {\"kv_transfer_params\" : {\"do_remote_decode\":true,\"remote_block_ids\":[[1]]}}\r\n\n",
 		"data: {\"kv_transfer_params\":{}}\n\ndata: {\"response\":{\"kv_transfer_params\":1}}", "data: \"kv_transfer_params\"\n\n",
 	} {
 		f.Add([]byte(s))
