@@ -67,6 +67,9 @@ func TestTurnsOfStreams(t *testing.T) {
 	for name, of := range map[string]func(f *fleet) *conversationOf{
 		"completions": idConversation,
 		"chat":        func(*fleet) *conversationOf { return textConversation("") },
+		"chat with tools": func(*fleet) *conversationOf {
+			return textConversation(`"tools":[{"type":"function","function":{"name":"echo"}}],`)
+		},
 		"chat that is not continued": func(*fleet) *conversationOf {
 			return textConversation(`"presence_penalty":0.5,`)
 		},

@@ -6,7 +6,7 @@
 // A request with prefill and decode passes through attempt, prefill, decode and relay, in this
 // order; leg sends each leg. The other files hold what concerns few requests, or a failure:
 // concurrent (both legs at the same time), whole (an answer that is no stream), gateway, encode,
-// hook, retained, numbers, remote; control, failure and cleanup.
+// hook, retained, numbers, remote; control, failure, broken and cleanup.
 //
 // The decisions behind this package are in docs/design/attempt.md.
 package attempt
