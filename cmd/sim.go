@@ -48,6 +48,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.BoolVar(&cfg.Nixl.Recompute, "recompute", false, "vllm-nixl, vllm-nixl-push: kv_load_failure_policy is recompute instead of fail")
 	f.BoolVar(&cfg.DropLoadErrors, "drop-load-errors", false, "vllm: a stream whose KV could not be loaded ends without an error, as in older releases")
 	f.BoolVar(&cfg.Nixl.Bidirectional, "bidirectional", false, "vllm-nixl: bidirectional_kv_xfer: decode keeps the KV of its answers, and prefill pulls it")
+	f.StringVar(&cfg.Version, "vllm-version", "0.32.0+sim", "vllm: release; from 0.33 on the last event of a stream names the KV that decode keeps")
 	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang, vllm-mooncake prefill: port of the bootstrap server; 0: any")
 	f.BoolVar(&cfg.SGLang.HeaderOverrides, "header-overrides", false, "sglang: x-override-* header lines replace members of the body")
 	f.StringVar(&cfg.SGLang.Version, "sglang-version", "0.5.23", "sglang: release; before 0.5.20 /v1/responses, and before 0.5.22 /v1/messages, have no transfer")

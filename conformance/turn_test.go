@@ -241,33 +241,6 @@ func TestTurnOfOthers(t *testing.T) {
 	}
 }
 
-// Streams do not name the kept KV, except responses and engines with vLLM pull
-// request 40186. The proxy removes the parameters from the client's stream and
-// frees the KV.
-func TestTurnOfAStream(t *testing.T) {
-	f := turnFleet(t, func(_ string, c *enginesim.Config) { c.Nixl.StreamParams = true }, nil)
-	for n, tt := range []struct{ path, body string }{
-		{chatPath, chat(long, 9, true)},
-		{"/v1/completions", completionOf(words(50), `,"stream":true`)},
-		{"/v1/responses", `{"model":"sim","input":"once upon a time","max_output_tokens":9,"ignore_eos":true,"stream":true}`},
-		{"/v1/responses", `{"model":"sim","input":"once upon a time","max_output_tokens":9,"ignore_eos":true}`},
-		{"/v1/messages", `{"model":"sim","messages":[{"role":"user","content":"once upon a time"}],"max_tokens":9}`},
-	} {
-		a := f.try(tt.path, tt.body)
-		f.right(a, tt.path, tt.body)
-		if strings.Contains(a.body, "remote_block_ids") {
-			t.Errorf("%s: the client's answer contains transfer parameters: %s", tt.path, a.body)
-		}
-		f.eventually("it is freed", func() bool { return f.kept() == 0 })
-		f.eventually("that is counted", func() bool {
-			return f.metric("pdproxy_kv_cleanups_total", `how="forget_turn"`) == float64(n+1)
-		})
-	}
-	if f.unusedTurns("stream") != 3 || f.unusedTurns("no_token_ids") != 2 {
-		t.Errorf("%v streams, %v without ids", f.unusedTurns("stream"), f.unusedTurns("no_token_ids"))
-	}
-}
-
 // If an engine names more blocks than its tokens need, prefill would count from
 // the wrong end. Nothing is pulled.
 func TestTurnOfTooManyBlocks(t *testing.T) {

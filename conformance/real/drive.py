@@ -7,6 +7,7 @@ Prints one line a check and, last, "N passed, N failed"; exits 1 when any failed
 """
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -362,6 +363,61 @@ def many_leave_at_random():
     return f"{gone[0]} left, {expired:.0f} leases ran out; {note}"
 
 
+# Turns of conversations (REAL_TURNS=1)
+
+
+TURN = dict(temperature=0, max_tokens=128, ignore_eos=True)  # above kv_recompute_threshold
+
+
+def turns(path, stream):
+    """Five turns. Each but the first pulls the KV of the turn before from decode."""
+    names = stream and tuple(map(int, json.loads(wire.get(DECODE, "/version"))["version"].split(".")[:2])) >= (0, 33)
+    pulls = not stream or names
+    question = words(200, fresh())
+    session = f"turns-{SEED}"
+    ids, messages = list(question.encode()), [{"role": "user", "content": question}]
+    for turn in range(5):
+        body = dict(TURN, model=MODEL, session_id=session, **({"messages": messages} if path == CHAT else {"prompt": ids}))
+        before = {port: metrics(port)["vllm:external_prefix_cache_hits_total"] for port in (PREFILL, DECODE)}
+        kept = metrics(ADMIN).get("pdproxy_turn_kv_total", 0)
+        if stream:
+            got, _, _ = streamed(Call(PROXY, path, dict(body, stream=True)).body())
+        else:
+            got = text(post(PROXY, path, body)[1])
+        want = alone(path, dict(body, return_token_ids=True))
+        expect(got == text(want), f"turn {turn}: {got!r}, alone {text(want)!r}")
+        moved = {port: metrics(port)["vllm:external_prefix_cache_hits_total"] - n for port, n in before.items()}
+        expect(moved[DECODE] > 0, f"turn {turn}: decode pulled nothing")
+        expect((moved[PREFILL] >= 64) == (pulls and turn > 0), f"turn {turn}: prefill pulled {moved[PREFILL]} tokens")
+        counted = metrics(ADMIN).get("pdproxy_turn_kv_total", 0) - kept
+        expect(counted == (0 if not pulls else 1 if turn == 0 else 2), f"turn {turn}: {counted} kept and pulled")
+        more = words(40, fresh())
+        ids = ids + want["choices"][0]["token_ids"] + list(more.encode())
+        messages = messages + [{"role": "assistant", "content": got}, {"role": "user", "content": more}]
+    expect(metrics(ADMIN).get("pdproxy_leases_open") == 0, "leases are open")
+    return "" if pulls else "this release names no KV in streams: none was pulled"
+
+
+def turns_of_completions():
+    return turns(COMPLETIONS, False)
+
+
+def turns_of_chats():
+    return turns(CHAT, False)
+
+
+def turns_of_streamed_completions():
+    return turns(COMPLETIONS, True)
+
+
+def turns_of_streamed_chats():
+    return turns(CHAT, True)
+
+
+def kept_kv_ends():
+    return emptied(int(os.environ["REAL_KEEP_FOR"]) + 10)
+
+
 # Final counters
 
 
@@ -410,7 +466,8 @@ def decode_dies():
 
 def main():
     BEFORE.update(prefill=metrics(PREFILL), decode=metrics(DECODE))
-    for test in (
+    conversations = (turns_of_completions, turns_of_chats, turns_of_streamed_completions, turns_of_streamed_chats, kept_kv_ends, engines_are_idle_and_empty)
+    for test in conversations if os.environ["REAL_TURNS"] == "1" else (
         completions_equal_alone, chat_equals_alone, streams_equal_alone, events_come_one_by_one,
         responses_and_messages, openai_client, many_at_once,
         one_token, no_limit_given, first_token_ends, min_tokens_kept, two_choices_and_lists,

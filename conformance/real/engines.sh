@@ -35,13 +35,14 @@ port_of() {
 # NIXL pair. The publisher binds only an endpoint with a star in it, and
 # connects to any other.
 pair_flags() {
-	local role id events
+	local role id events turns=
+	[ "$REAL_TURNS" != 1 ] || turns=",\"bidirectional_kv_xfer\":true,\"decoder_kv_blocks_ttl\":$REAL_KEEP_FOR"
 	case $1 in
 	prefill) role=kv_producer id=p0 events=$REAL_EVENTS ;;
 	decode*) role=kv_consumer id=d$(($(number_of "$1") - 1)) events=$((REAL_EVENTS + 10 * $(number_of "$1"))) ;;
 	*) return ;;
 	esac
-	printf '%s\n' --kv-transfer-config "{\"kv_connector\":\"$REAL_CONNECTOR\",\"kv_role\":\"$role\",\"kv_buffer_device\":\"cpu\",\"engine_id\":\"$id\",\"kv_load_failure_policy\":\"fail\",\"kv_connector_extra_config\":{\"kv_lease_duration\":$REAL_LEASE}}"
+	printf '%s\n' --kv-transfer-config "{\"kv_connector\":\"$REAL_CONNECTOR\",\"kv_role\":\"$role\",\"kv_buffer_device\":\"cpu\",\"engine_id\":\"$id\",\"kv_load_failure_policy\":\"fail\",\"kv_connector_extra_config\":{\"kv_lease_duration\":$REAL_LEASE$turns}}"
 	printf '%s\n' --kv-events-config "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$events\",\"replay_endpoint\":\"tcp://127.0.0.1:$((events + 1))\",\"topic\":\"kv\"}"
 }
 

@@ -6,6 +6,7 @@
 #   run.sh            about 4 minutes once install.sh has run (2 minutes, 6 GB)
 #
 # PDPROXY_BIN=path  use that binary instead of building one
+# REAL_TURNS=1      decode keeps the KV of its answers, and only the turns of conversations are tested
 # REAL_KV_EVENTS=1  the addresses of prefill's KV events are configured; otherwise the proxy
 #                   uses those that vLLM announces
 # REAL_KEEP=1       leave the engines running for the next run
@@ -36,6 +37,7 @@ config=$REAL_DIR/run/config.toml
 sed -e "s/@PROXY@/$REAL_PROXY_PORT/; s/@ADMIN@/$REAL_ADMIN_PORT/; s/@PREFILL@/$REAL_PREFILL_PORT/; s/@DECODE@/$REAL_DECODE_PORT/; s/@EVENTS@/$REAL_EVENTS/; s/@REPLAY@/$((REAL_EVENTS + 1))/" \
 	"$REAL_HERE/config.toml.in" >"$config"
 [ "${REAL_KV_EVENTS:-}" = 1 ] || sed -i '/^kv_/d' "$config"
+[ "$REAL_TURNS" != 1 ] || sed -i 's/^connector = .*/&\nbidirectional = true/; s/^role = "decode"/&\ndecoder_kv_blocks_ttl = "'"$REAL_KEEP_FOR"'s"/' "$config"
 "$bin" check "$config"
 curl -sf --max-time 5 "http://127.0.0.1:$REAL_PREFILL_PORT/kv_event_sources" >"$REAL_DIR/run/kv_event_sources.json" ||
 	{ echo "run.sh: vLLM does not list its publishers of KV events" >&2; exit 1; }

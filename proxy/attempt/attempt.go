@@ -6,7 +6,7 @@
 // A request with prefill and decode passes through attempt, prefill, decode and relay, in this
 // order; leg sends each leg. The other files hold what concerns few requests, or a failure:
 // concurrent (both legs at the same time), whole (an answer that is no stream), gateway, encode,
-// hook, retained, numbers, remote; control, failure and cleanup.
+// hook, retained, numbers, remote; control, failure, broken and cleanup.
 //
 // The decisions behind this package are in docs/design/attempt.md.
 package attempt
@@ -67,6 +67,7 @@ type owed struct {
 	prefillBody *buffer.Buffer // of the prefill leg, until its goroutine owns it; nil: none
 	registered  bool           // the coordinator has the clean-up for the time until prefill has answered; constant while concurrent legs run
 	turn        *retained.KV   // the KV of the previous turn that prefill pulls; nil: none
+	streamed    *streamedTurn  // the KV that decode retains of this stream; nil: no event has named it
 
 	legBody      *buffer.Buffer // of the leg that answers the client; nil: none
 	decodeSent   bool           // this and the next three have the meaning of connector.Orphan
@@ -165,7 +166,7 @@ func Run(env *Env, p *coordinator.Placement) (o Outcome) {
 			c: connector.Attempt{
 				Request: env.Request, ID: p.ID, LegID: env.LegID(),
 				PromptIDs: env.PromptIDs,
-				Prefill:   p.Prefill, Decode: p.Decode, Trust: env.Config.Server.TrustPDFields || env.Route.Restricted && env.Route.CallerCoordinates(),
+				Prefill:   p.Prefill, Decode: p.Decode, Trust: env.trusts(),
 			},
 		}
 	}
@@ -270,6 +271,9 @@ func (a *attempt) goOn(p *coordinator.Placement) error {
 func (a *attempt) end(err error) {
 	defer a.free() // also if the clean-up panics
 	a.env.reached = a.env.reached || a.prefill.sent || a.decodeSent
+	if a.streamed != nil && a.streamed.kv != nil { // the event that names it did not pass
+		a.env.Retained.Free(a.streamed.kv, 0)
+	}
 	if err == nil || a.env.Gateway != nil { // what a gateway has sent is not this proxy's to free
 		return
 	}

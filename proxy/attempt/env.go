@@ -45,7 +45,7 @@ type Env struct {
 	Key     string                // name of the client's API key; "" without keys
 	WarmUp  bool                  // no client sent the request
 	Gateway Gateway               // sends the request instead of this process; nil: this process sends the legs
-	Kept    *Kept                 // of the stream that answers, so that it can be continued; nil: nothing is kept
+	Kept    *Kept                 // of the stream that answers; nil: nothing is kept
 	// PromptIDs is that of connector.Attempt.
 	PromptIDs []byte
 	// Answering is called before an answer that is no stream is sent, when its usage is
@@ -111,6 +111,11 @@ func (env *Env) ReleaseBody() {
 	}
 	env.PromptIDs = nil
 	env.Client.ReleaseBody()
+}
+
+// trusts reports whether the client coordinates the transfers of KV itself.
+func (env *Env) trusts() bool {
+	return env.Config.Server.TrustPDFields || env.Route.Restricted && env.Route.CallerCoordinates()
 }
 
 // note records that the answer to the client begins.

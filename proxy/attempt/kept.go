@@ -18,20 +18,28 @@ import (
 const ringSize, longRing = 4 << 10, 16 << 10
 
 // Kept is what the proxy keeps of an open stream, so that another engine can go on with it when its
-// engine fails. The exchange makes it before the first leg, and calls Resume before each leg that
-// continues the stream. The goroutine of the exchange owns it, except open.
+// engine fails, and so that the next turn can use the KV that decode retains (Turn). The exchange makes
+// it before the first leg, and calls Resume before each leg that continues the stream. The goroutine of
+// the exchange owns it, except open.
 type Kept struct {
 	Dialect tokens.Dialect // of the engines
 	Limit   int            // of IDs
 	Given   bool           // the client gets the ids too
 	Moves   bool           // the proxy may leave an unresponsive engine
+	Turn    bool           // decode retains the KV, and the ids prove to which text it belongs
 
-	// Reason is why the stream cannot be continued any more; "": it can be. The ids are dropped then.
+	// Reason is why the stream cannot be continued any more; "": it can be. The ids are dropped then,
+	// unless Turn needs them.
 	Reason continuation.Reason
 	IDs    []uint32  // those of the prompt, once Load has returned true, and of the answer
 	Prompt int       // how many ids the prompt has
 	Stub   []byte    // the body of the request without its prompt
 	Last   time.Time // when the client got the last event
+
+	// unproven is why the ids are not kept for the next turn, as a reason of a fallback; "": they are, if
+	// Turn is set. The store of retained KV needs scope and name of the client's request, whose body is
+	// released when the answer begins.
+	unproven, scope, name string
 
 	client  *downstream.Client // which counts all memory before it is allocated
 	list    []byte             // the ids of the prompt as the engine of the first leg wrote them; nil: they have not come
@@ -73,12 +81,15 @@ func (k *Kept) End() {
 	k.endSplicing()
 }
 
-// free frees what only another engine needs.
+// free frees what only another engine and the next turn need.
 func (k *Kept) free() {
 	k.ring.Free()
 	k.release(k.counted)
 	k.ring, k.IDs, k.list, k.Stub, k.again = nil, nil, nil, nil, nil
 }
+
+// holds reports whether the ids are kept.
+func (k *Kept) holds() bool { return k.Reason == "" || k.Turn && k.unproven == "" }
 
 // reserve counts n bytes before they are allocated. It returns false if there is no room: the stream is
 // not kept any more then.
@@ -99,7 +110,8 @@ func (k *Kept) release(n int) {
 	}
 }
 
-// Lose notes why the stream cannot be continued, and drops what is kept.
+// Lose notes why the stream cannot be continued, and drops what is kept, except the ids that Turn
+// needs.
 func (k *Kept) Lose(reason continuation.Reason) {
 	if k.Reason == "" {
 		k.Reason = reason
@@ -107,7 +119,20 @@ func (k *Kept) Lose(reason continuation.Reason) {
 	if k.open.Load() >= isMovable {
 		k.open.Store(isOpen)
 	}
-	k.free()
+	switch {
+	case k.unproven != "":
+	case reason == continuation.NoIDs:
+		k.unproven = "no_token_ids"
+	case reason == continuation.TooLong || reason == continuation.Memory:
+		k.unproven = string(reason)
+	}
+	if !k.holds() {
+		k.free()
+		return
+	}
+	k.ring.Free()
+	k.release(cap(k.Stub) + 4*cap(k.again))
+	k.ring, k.Stub, k.again = nil, nil, nil
 }
 
 // Output returns the number of kept ids of the answer.
@@ -123,7 +148,7 @@ func (k *Kept) Output() int {
 // false if the text is no list of ids, or if there is no memory.
 func (k *Kept) Load() bool {
 	if k.loaded {
-		return k.Reason == ""
+		return k.holds()
 	}
 	room := k.Prompt + len(k.IDs)
 	if !k.reserve(4 * room) {
@@ -162,7 +187,7 @@ func (k *Kept) take(c *downstream.Client, head *buffer.Buffer) {
 	}
 	k.found, k.client = true, c
 	switch n := continuation.MaxIDs(list); {
-	case k.Reason != "":
+	case !k.holds():
 	case k.Continued():
 		k.same = continuation.SameIDs(list, k.Sent())
 	case n > k.Limit:
@@ -179,9 +204,10 @@ func (k *Kept) take(c *downstream.Client, head *buffer.Buffer) {
 func (k *Kept) begin(c *downstream.Client, r *openai.Request) {
 	k.client, k.tools = c, r.Tools()
 	k.content = r.API != openai.Chat
-	switch {
-	case k.Reason != "":
+	if !k.holds() {
 		return
+	}
+	switch {
 	case r.API == openai.VLLMGenerate:
 		k.readPrompt(r)
 	case r.API == openai.Chat && continuation.Harmony(k.list):
@@ -233,15 +259,31 @@ var toolCalls = []byte(`"tool_calls":[{`)
 
 // keep keeps the ids of events that the client gets, and removes them from the events.
 func (k *Kept) keep(events []byte) []byte {
-	if k.Reason != "" {
+	if k.Reason == "" {
+		k.follow(events)
+	}
+	if !k.holds() {
 		if !k.Given {
 			events = continuation.Strip(events)
 		}
 		return events
 	}
+	rest, ids, ok := continuation.Cut(events, k.IDs, k.Given, k)
+	if !ok {
+		k.Lose(continuation.NoIDs) // unless Grow has another reason
+		return k.keep(rest)
+	}
+	if k.IDs = ids; k.Prompt+k.Output() > k.Limit {
+		k.Lose(continuation.TooLong)
+	}
+	return rest
+}
+
+// follow keeps what another engine needs of events, beside their ids.
+func (k *Kept) follow(events []byte) {
 	if k.tools && bytes.Contains(events, toolCalls) {
 		k.Lose(continuation.ToolCalls)
-		return k.keep(events)
+		return
 	}
 	if !k.content {
 		k.content, k.before = hasContent(events), k.written
@@ -254,15 +296,6 @@ func (k *Kept) keep(events []byte) []byte {
 		k.open.Store(isMovable)
 	}
 	k.remember(events)
-	rest, ids, ok := continuation.Cut(events, k.IDs, k.Given, k)
-	if !ok {
-		k.Lose(continuation.NoIDs) // unless Grow has another reason
-		return k.keep(rest)
-	}
-	if k.IDs = ids; k.Prompt+k.Output() > k.Limit {
-		k.Lose(continuation.TooLong)
-	}
-	return rest
 }
 
 // Grow implements continuation.Room.

@@ -105,6 +105,73 @@ func TestKeptLost(t *testing.T) {
 	}
 }
 
+// TestKeptForTurn: the ids of a stream whose KV decode retains are kept, also if no engine could continue
+// the stream.
+func TestKeptForTurn(t *testing.T) {
+	call := strings.Replace(idEvent(7, "x"), `"text"`, `"delta":{"tool_calls":[{"index":0}]},"text"`, 1)
+	for name, c := range map[string]struct {
+		change func(k *Kept)
+		events []string
+		want   string // reason
+		cause  continuation.Reason
+	}{
+		"continued":         {nil, []string{idEvent(7, "x"), idEvent(8, "y")}, "", ""},
+		"a call":            {nil, []string{call, idEvent(8, "y")}, "", continuation.ToolCalls},
+		"a call, then long": {func(k *Kept) { k.Limit = 4 }, []string{call, idEvent(8, "y"), idEvent(9, "z")}, "too_long", continuation.ToolCalls},
+		"long":              {func(k *Kept) { k.Limit = 4 }, []string{idEvent(7, "x"), idEvent(8, "y")}, "too_long", continuation.TooLong},
+		"no number":         {nil, []string{strings.Replace(idEvent(7, "x"), "[7]", `["7"]`, 1), idEvent(8, "y")}, "no_token_ids", continuation.NoIDs},
+		"fewer ids":         {nil, []string{idEvent(7, "x")}, "kv_ahead", ""},
+		"no turn":           {func(k *Kept) { k.Turn = false }, []string{idEvent(7, "x"), idEvent(8, "y")}, "no_token_ids", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := keptForTest(t)
+			k.Turn, k.tools = true, true
+			if c.change != nil {
+				c.change(k)
+			}
+			if public, err := relayed(t, k, c.events...); err != nil || strings.Contains(public, `"token_ids":[7`) || strings.Contains(public, `"token_ids":[8`) {
+				t.Errorf("the client gets %s, %v", public, err)
+			}
+			ids, reason := k.proof(5)
+			if reason != c.want || k.Reason != c.cause || reason == "" && !slices.Equal(ids, []uint32{1, 2, 3, 7, 8}) {
+				t.Errorf("ids %v, %q; the stream: %q", ids, reason, k.Reason)
+			}
+			if k.Reason != "" && (k.ring != nil || k.Stub != nil) || c.want != "" && c.want != "kv_ahead" && c.want != "no_token_ids" && k.counted != 0 {
+				t.Errorf("%d bytes are counted", k.counted)
+			}
+		})
+	}
+	k := new(Kept)
+	k.Reason, k.Turn, k.Limit = continuation.Off, true, 9
+	c, _ := openClient(t, 1<<20)
+	defer k.End()
+	k.take(c, headOf("1,2,3"))
+	k.begin(c, requestOf(t, openai.Completions, `{"prompt":"x","stream":true}`))
+	relayed(t, k, idEvent(7, "x"))
+	if ids, reason := k.proof(4); reason != "" || !slices.Equal(ids, []uint32{1, 2, 3, 7}) || k.ring != nil || k.Stub != nil {
+		t.Errorf("without continuation: %v, %q", ids, reason)
+	}
+}
+
+// TestKeptForTurnOfALaterEngine: the KV of the engine that continues a stream is that of the prompt, of the
+// relayed ids that it was sent, and of its own ids.
+func TestKeptForTurnOfALaterEngine(t *testing.T) {
+	k := keptForTest(t)
+	k.Turn, k.tools = true, true
+	if _, err := relayed(t, k, idEvent(10, "a"), idEvent(11, "b"), idEvent(12, "c")); err != nil {
+		t.Fatal(err)
+	}
+	k.Load()
+	k.Resume(&continuation.Splicer{Kept: 1, Repeated: "bc", Drop: 2}, 2)
+	call := strings.Replace(idEvent(24, "f"), `"text"`, `"delta":{"tool_calls":[{"index":0}]},"text"`, 1)
+	if _, err := relayed(t, k, idEvent(21, "b"), idEvent(22, "cd"), idEvent(23, "e"), call, idEvent(25, "g")); err != nil {
+		t.Fatal(err)
+	}
+	if ids, reason := k.proof(9); reason != "" || !slices.Equal(ids, []uint32{1, 2, 3, 10, 21, 22, 23, 24, 25}) || k.Reason != continuation.ToolCalls {
+		t.Errorf("ids %v, %q; the stream: %q", ids, reason, k.Reason)
+	}
+}
+
 // TestKeptResume: the ids of a leg that continues a stream replace those behind the seam with its
 // first event that is relayed, not before.
 func TestKeptResume(t *testing.T) {
@@ -150,7 +217,7 @@ func FuzzKept(f *testing.F) {
 	f.Add("data: {\"choices\":[{\"delta\":{\"tool_calls\":[{", "\n\n: x\n\ndata: [DONE]\n\n")
 	f.Fuzz(func(t *testing.T, first, second string) {
 		k := keptForTest(t)
-		k.tools = true
+		k.tools, k.Turn = true, len(first)%2 == 0
 		relayed(t, k, first, second)
 		k.Tail()
 		if k.Reason == "" {
@@ -159,5 +226,6 @@ func FuzzKept(f *testing.F) {
 			relayed(t, k, second, first)
 			k.Tail()
 		}
+		k.proof(k.Prompt + k.Output())
 	})
 }

@@ -1,7 +1,6 @@
 package attempt
 
 import (
-	"bytes"
 	"strings"
 	"time"
 
@@ -9,7 +8,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
-	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/retained"
 )
 
@@ -74,7 +72,7 @@ func (env *Env) takeTurn() *retained.KV {
 	return nil
 }
 
-// keepTurn stores the KV that decode retains, according to its answer. If no later turn can
+// keepTurn stores the KV that decode retains, according to its whole answer. If no later turn can
 // use the KV, keepTurn makes decode free it. given: the client gets the answer.
 func (a *attempt) keepTurn(answer []byte, given bool) {
 	env := a.env
@@ -86,39 +84,54 @@ func (a *attempt) keepTurn(answer []byte, given bool) {
 	if !ok {
 		return
 	}
-	if kept.Unfit == "incomplete_kv_params" { // the proxy cannot name this KV, so it cannot free it
-		env.Journal.Fallback("turn_kv", kept.Unfit)
+	k := a.retain(keeper, &kept)
+	if k == nil {
 		return
 	}
-	k := retained.New(keeper, &a.c, a.newJob(), kept.Host, kept.Params)
-	ids, reason := retained.IDs(&kept)
-	switch {
-	case env.WarmUp || !given:
+	if !given {
 		env.Retained.Free(k, 0)
 		return
-	case k.Foreign():
-		reason = connector.ForeignHost
-	case reason == "" && !retained.TextOnly(env.Request):
+	}
+	ids, reason := retained.IDs(&kept)
+	if reason == "" && !retained.TextOnly(env.Request) {
 		reason = "not_text"
+	}
+	a.store(retained.Entry{Scope: retained.Scope(env.Request), Name: strings.Clone(env.Prompts.ClientID(env.Source())), IDs: ids, Value: k}, reason)
+}
+
+// retain returns the KV that an answer of decode names; nil if the proxy cannot name it, and so
+// cannot free it.
+func (a *attempt) retain(keeper connector.Retainer, kept *connector.Retained) *retained.KV {
+	if kept.Unfit == "incomplete_kv_params" {
+		a.env.Journal.Fallback("turn_kv", kept.Unfit)
+		return nil
+	}
+	return retained.New(keeper, &a.c, a.newJob(), kept.Host, kept.Params)
+}
+
+// store stores KV that decode retains, and reports whether the store has it. If no later turn can use
+// the KV, store makes decode free it. reason is why none can; "": one can as far as the caller knows.
+func (a *attempt) store(e retained.Entry, reason string) bool {
+	env := a.env
+	if env.WarmUp {
+		env.Retained.Free(e.Value, 0)
+		return false
+	}
+	if e.Value.Foreign() {
+		reason = connector.ForeignHost
+	}
+	now := time.Now()
+	e.Expires = retained.Expires(a.p.Decode, now)
+	if reason == "" && !env.Retained.Put(e, now) {
+		reason = coordinator.ReasonCoordinator
 	}
 	if reason != "" {
 		env.Journal.Fallback("turn_kv", reason)
-		env.Retained.Free(k, 0)
-		return
-	}
-	now := time.Now()
-	if !env.Retained.Put(retained.Entry{
-		Scope:   retained.Scope(env.Request),
-		Name:    strings.Clone(env.Prompts.ClientID(env.Source())),
-		IDs:     ids,
-		Expires: retained.Expires(a.p.Decode, now),
-		Value:   k,
-	}, now) {
-		env.Journal.Fallback("turn_kv", coordinator.ReasonCoordinator)
-		env.Retained.Free(k, 0)
-		return
+		env.Retained.Free(e.Value, 0)
+		return false
 	}
 	env.Journal.RetainedKV("kept")
+	return true
 }
 
 // giveUpTurn frees the KV of the previous turn after an attempt that failed before prefill
@@ -148,24 +161,4 @@ func (a *attempt) passTurn(late *cleanup.Late) {
 			store.Free(k, cleanup.Yield)
 		}
 	}
-}
-
-// cutKept removes the parameters of retained KV from whole events of decode's stream, and makes
-// decode free that KV. No later turn can use it, because a stream does not contain the token
-// ids of the KV.
-func (a *attempt) cutKept(whole []byte) []byte {
-	if !bytes.Contains(whole, []byte(`"kv_transfer_params"`)) {
-		return whole
-	}
-	keeper, ok := a.conn.(connector.Retainer)
-	if !ok {
-		return whole
-	}
-	rest, params := keeper.CutRetained(make([]byte, 0, len(whole)), whole)
-	if host, _ := openai.Find(params, "remote_host"); len(params) > 0 {
-		name, _ := openai.String(host)
-		a.env.Journal.Fallback("turn_kv", "stream")
-		a.env.Retained.Free(retained.New(keeper, &a.c, a.newJob(), name, params), 0)
-	}
-	return rest
 }

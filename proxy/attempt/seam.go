@@ -110,12 +110,12 @@ func (k *Kept) splice(event []byte) (first bool, err error) {
 			return false, nil
 		}
 		first, k.began, known = true, true, k.again
-		if k.Reason == "" {
+		if k.holds() {
 			k.IDs = k.Sent()
 			k.drop, k.written, k.before = 0, 0, 0
 		}
 	}
-	if k.Reason == "" {
+	if k.holds() {
 		k.IDs = append(k.IDs, known...)
 	}
 	k.spliced = k.spliced[:from+len(k.keep(relayed))]

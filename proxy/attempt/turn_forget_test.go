@@ -22,15 +22,16 @@ import (
 type keeping struct {
 	*world.World
 	mu        sync.Mutex
-	forgotten []time.Time   // times at which prefill was asked to make decode free a turn; guarded by mu
-	together  int           // decode answers after it has received this number of legs
-	pulls     bool          // prefill closes the connection of a leg that pulls the KV of an earlier turn
-	hangs     bool          // prefill does not answer such a leg before the proxy closes the connection
-	closed    time.Time     // when the proxy closed it; guarded by mu
-	late      bool          // prefill answers such a leg after timeouts.prefill
-	away      time.Time     // until then prefill makes decode free no KV
-	answering func()        // is called before decode answers; nil: nothing
-	holder    *world.Engine // decode
+	forgotten []time.Time       // times at which prefill was asked to make decode free a turn; guarded by mu
+	together  int               // decode answers after it has received this number of legs
+	pulls     bool              // prefill closes the connection of a leg that pulls the KV of an earlier turn
+	hangs     bool              // prefill does not answer such a leg before the proxy closes the connection
+	closed    time.Time         // when the proxy closed it; guarded by mu
+	late      bool              // prefill answers such a leg after timeouts.prefill
+	away      time.Time         // until then prefill makes decode free no KV
+	answering func()            // is called before decode answers; nil: nothing
+	stream    func(*world.Conn) // sends decode's stream; nil: that of a response
+	holder    *world.Engine     // decode
 }
 
 func newKeeping(t *testing.T, together int) *keeping {
@@ -76,12 +77,15 @@ func newKeeping(t *testing.T, together int) *keeping {
 		if k.answering != nil {
 			k.answering()
 		}
-		if strings.Contains(c.Leg.Body, `"stream":true`) {
+		switch {
+		case !strings.Contains(c.Leg.Body, `"stream":true`):
+			k.decode(c, nth)
+		case k.stream != nil:
+			k.stream(c)
+		default:
 			c.Stream("event: response.output_text.delta\ndata: {\"delta\":\"x\"}\n\n",
 				fmt.Sprintf("event: response.completed\ndata: {\"response\":{\"output\":%q,%s}}\n\n", strings.Repeat("x", 2<<20), retainedKV))
-			return
 		}
-		k.decode(c, nth)
 	}
 	k.holder = &world.Engine{Name: "d", Role: "decode", Connector: "vllm-nixl", Bidirectional: true, Blocks: 16, Serve: decode}
 	k.World = world.New(t, world.Setup{Engines: []*world.Engine{

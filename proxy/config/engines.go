@@ -119,7 +119,8 @@ type Engine struct {
 	SideChannel string `toml:"side_channel"`
 	// Bidirectional: the engine's kv_connector_extra_config has bidirectional_kv_xfer.
 	// Then decode retains the KV of its answers, and prefill pulls it at the
-	// conversation's next turn; vllm-nixl only. Default false.
+	// conversation's next turn; of streamed answers since vLLM 0.33; vllm-nixl only.
+	// Default false.
 	Bidirectional bool `toml:"bidirectional"`
 	// DecoderKVBlocksTTL is its decoder_kv_blocks_ttl: how long a bidirectional decode
 	// retains that KV. Default 0: vLLM's, 480s.
@@ -281,8 +282,9 @@ type Retry struct {
 	// request. Default "on".
 	Continue string `toml:"continue"`
 	// ContinueTokens is the maximum number of tokens of prompt and answer of a stream that
-	// can be continued. Each takes about 5 bytes of limits.buffer_memory while the stream is
-	// open. Default 131072; at least 1.
+	// can be continued, or whose KV the next turn can use (engine.bidirectional). Each takes
+	// about 5 bytes of limits.buffer_memory while the stream is open. Default 131072; at
+	// least 1.
 	ContinueTokens int `toml:"continue_tokens"`
 	// MoveAfter is how long the streams of an engine that leaves, or is drained with
 	// move=true, stay there before other engines go on with them. Streams that Continue

@@ -45,6 +45,7 @@ type golden struct {
 	Cleanups      []goldenClean // the clean-up calls, by how far the attempt had come
 
 	Turn         string      // the KV of the turn before, which prefill pulls
+	ReturnIDs    bool        `json:"return_ids"`    // decode's leg asks for the token ids of its events
 	DecodeAnswer string      `json:"decode_answer"` // fixed
 	Public       string      // the part that the client sees
 	Kept         *goldenKept // the KV that decode retains
@@ -220,7 +221,9 @@ func (g *golden) run(t *testing.T, c Connector) {
 		}
 	}
 	if g.DecodeLeg != nil {
+		a.ReturnIDs = g.ReturnIDs
 		leg, err := c.Decode(a, h, nil)
+		a.ReturnIDs = false
 		g.checkLeg(t, "decode leg", leg, err, g.DecodeLeg)
 	}
 	g.checkKept(t, c, a)
@@ -240,27 +243,29 @@ func (g *golden) run(t *testing.T, c Connector) {
 // checkKept checks the handling of decode's answer, whose KV decode retains.
 func (g *golden) checkKept(t *testing.T, c Connector, a *Attempt) {
 	t.Helper()
-	if g.DecodeAnswer != "" {
+	var k Retained
+	var ok bool
+	switch {
+	case g.DecodeAnswer != "":
 		if got := string(c.Public(a, []byte(g.DecodeAnswer))); got != g.Public {
 			t.Errorf("public answer\n got %s\nwant %s", got, g.Public)
 		}
-		k, ok := c.(Retainer).Retained(a, []byte(g.DecodeAnswer))
-		if ok != (g.Kept != nil) {
-			t.Fatalf("Retained = %v", ok)
-		}
-		got := goldenKept{Params: string(k.Params), Host: k.Host, Prompt: string(k.Prompt), Answer: string(k.Answer), Unfit: k.Unfit, Tokens: k.Tokens}
-		if ok && got != *g.Kept {
-			t.Errorf("retained KV\n got %+v\nwant %+v", got, *g.Kept)
-		}
-		if g.Forget != nil {
-			g.checkCalls(t, "kept", []Cleanup{c.(Retainer).FreeRetained(a, k.Params)}, []goldenCall{*g.Forget})
+		k, ok = c.(Retainer).Retained(a, []byte(g.DecodeAnswer))
+	case g.DecodeStream != "":
+		var rest []byte
+		if rest, k, ok = c.(Retainer).CutRetained(a, []byte(g.DecodeStream)); string(rest) != g.PublicStream {
+			t.Errorf("public stream\n got %s\nwant %s", rest, g.PublicStream)
 		}
 	}
-	if g.DecodeStream != "" {
-		rest, params := c.(Retainer).CutRetained(nil, []byte(g.DecodeStream))
-		if string(rest) != g.PublicStream || string(params) != g.Kept.Params {
-			t.Errorf("stream\n got %s\nwant %s\nparams %s", rest, g.PublicStream, params)
-		}
+	if ok != (g.Kept != nil) {
+		t.Fatalf("KV is retained: %v", ok)
+	}
+	got := goldenKept{Params: string(k.Params), Host: k.Host, Prompt: string(k.Prompt), Answer: string(k.Answer), Unfit: k.Unfit, Tokens: k.Tokens}
+	if ok && got != *g.Kept {
+		t.Errorf("retained KV\n got %+v\nwant %+v", got, *g.Kept)
+	}
+	if g.Forget != nil {
+		g.checkCalls(t, "kept", []Cleanup{c.(Retainer).FreeRetained(a, k.Params)}, []goldenCall{*g.Forget})
 	}
 }
 

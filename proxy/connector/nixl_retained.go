@@ -1,9 +1,8 @@
 package connector
 
 import (
-	"bytes"
-
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
@@ -14,9 +13,13 @@ type Retainer interface {
 	// Retained returns the KV that decode retains, from a whole answer with a 2xx
 	// status. ok is false if it retains none.
 	Retained(a *Attempt, answer []byte) (k Retained, ok bool)
-	// CutRetained appends whole events of decode's stream to dst, without the
-	// parameters of retained KV, and returns these parameters; nil for none.
-	CutRetained(dst, events []byte) (rest, params []byte)
+	// NamesInStreams reports whether the streams of an API name the KV that a decode engine
+	// with the facts f retains, and can have the token ids that belong to it.
+	NamesInStreams(api openai.API, f *engine.Facts) bool
+	// CutRetained returns whole events of decode's stream without the parameters of retained
+	// KV, and the KV. The result aliases events if they have no parameters. ok is false if
+	// they name no KV. The token ids of k are missing.
+	CutRetained(a *Attempt, events []byte) (rest []byte, k Retained, ok bool)
 	// FreeRetained returns a call to prefill. Prefill, which must be bidirectional, then makes
 	// decode free the retained KV.
 	FreeRetained(a *Attempt, params []byte) Cleanup
@@ -33,13 +36,14 @@ type Retained struct {
 	// Tokens is the number of tokens whose KV is retained: the first ones of Prompt and
 	// Answer.
 	Tokens int
-	// Prompt and Answer are raw lists of token ids. One of them may be missing.
+	// Prompt and Answer are raw lists of token ids. One of them may be missing. A stream
+	// has none of them.
 	Prompt, Answer []byte
 	// Unfit is the reason why no request may pull the KV; "" if one may. kv_groups:
 	// there is more than one group of blocks, and their ends may differ from those of
 	// the tokens. kv_blocks: the number of blocks does not match the tokens, so an
 	// engine that counts from the end would read wrong blocks. Also
-	// incomplete_kv_params and no_token_ids.
+	// incomplete_kv_params and, from a whole answer, no_token_ids.
 	Unfit string
 }
 
@@ -56,10 +60,9 @@ func keeps(a *Attempt) bool {
 	return a.Decode.Spec.Bidirectional && !a.Prefill.IsZero() && !a.Trust
 }
 
-// asksIDs reports whether the proxy requests token ids from decode although the client
-// did not. The ids determine the text to which the retained KV belongs. The proxy does
-// not request them for a stream: decode would send ids with each event, and no parameters
-// of retained KV.
+// asksIDs reports whether the proxy requests token ids in a whole answer of decode although
+// the client did not. The ids determine the text to which the retained KV belongs. For a
+// stream, Attempt.ReturnIDs requests them.
 func asksIDs(a *Attempt) bool {
 	r := a.Request
 	if !keeps(a) || r.Stream || r.API != openai.Completions && r.API != openai.Chat {
@@ -72,6 +75,27 @@ func asksIDs(a *Attempt) bool {
 // Retained implements Retainer.
 func (nixl) Retained(a *Attempt, answer []byte) (k Retained, ok bool) {
 	params, _ := openai.Find(answer, "kv_transfer_params")
+	if k, ok = readRetained(a, params); !ok || k.Unfit != "" {
+		return k, ok
+	}
+	k.Answer, _ = openai.Find(answer, "choices", "0", "token_ids")
+	switch a.Request.API {
+	case openai.VLLMGenerate:
+		k.Prompt = a.Request.PromptRaw()
+	case openai.Chat:
+		k.Prompt, _ = openai.Find(answer, "prompt_token_ids")
+	default:
+		k.Prompt, _ = openai.Find(answer, "choices", "0", "prompt_token_ids")
+	}
+	if openai.IsNull(k.Prompt) || openai.IsNull(k.Answer) {
+		k.Unfit = "no_token_ids"
+	}
+	return k, true
+}
+
+// readRetained returns the KV that parameters of decode's answer name. ok is false if they
+// name none.
+func readRetained(a *Attempt, params []byte) (k Retained, ok bool) {
 	if !keeps(a) || !isObject(params) {
 		return Retained{}, false
 	}
@@ -91,26 +115,12 @@ func (nixl) Retained(a *Attempt, answer []byte) (k Retained, ok bool) {
 	switch {
 	case n <= 0 || n > 1<<31-1 || openai.IsNull(request) || !addressed(params) || bad != nil:
 		k.Unfit = "incomplete_kv_params"
-		return k, true
 	case groups > 1:
 		k.Unfit = "kv_groups"
-		return k, true
 	case size == 0 || blocks != (int(n)+size-1)/size:
 		k.Unfit = "kv_blocks"
-		return k, true
-	}
-	k.Tokens = int(n)
-	k.Answer, _ = openai.Find(answer, "choices", "0", "token_ids")
-	switch a.Request.API {
-	case openai.VLLMGenerate:
-		k.Prompt = a.Request.PromptRaw()
-	case openai.Chat:
-		k.Prompt, _ = openai.Find(answer, "prompt_token_ids")
 	default:
-		k.Prompt, _ = openai.Find(answer, "choices", "0", "prompt_token_ids")
-	}
-	if openai.IsNull(k.Prompt) || openai.IsNull(k.Answer) {
-		k.Unfit = "no_token_ids"
+		k.Tokens = int(n)
 	}
 	return k, true
 }
@@ -193,46 +203,6 @@ func publicChoice(answer *openai.Object) (list []byte, ok bool) {
 		list = append(list, o.Append(nil, hide(edits, &o, "prompt_token_ids", false)...)...)
 	}
 	return append(list, ']'), true
-}
-
-// CutRetained implements Retainer. Releases up to vLLM pull request 40186 send no
-// parameters in streams, except in the last event of responses.
-func (nixl) CutRetained(dst, events []byte) (rest, params []byte) {
-	word := literal(`"kv_transfer_params"`)
-	for len(events) > 0 {
-		event, after, found := bytes.Cut(events, literal("\n\n"))
-		if found {
-			event = events[:len(event)+2]
-		}
-		events = after
-		before, data, isData := bytes.Cut(event, literal("data: "))
-		if !isData || !bytes.Contains(data, word) {
-			dst = append(dst, event...)
-			continue
-		}
-		var o, response openai.Object
-		if o.Parse(bytes.TrimRight(data, "\n")) != nil {
-			dst = append(dst, event...)
-			continue
-		}
-		inner, _ := o.Get("response")
-		if isObject(inner) && response.Parse(inner) == nil {
-			if kv, _ := response.Get("kv_transfer_params"); !openai.IsNull(kv) {
-				params = bytes.Clone(kv)
-				inner = response.Append(nil, openai.Edit{Key: "kv_transfer_params", Value: literal("null")})
-			}
-			dst = append(append(dst, before...), "data: "...)
-			dst = o.Append(dst, openai.Edit{Key: "response", Value: inner})
-		} else {
-			if kv, _ := o.Get("kv_transfer_params"); !openai.IsNull(kv) {
-				params = bytes.Clone(kv)
-			}
-			dst = append(append(dst, before...), "data: "...)
-			dst = o.Append(dst, cut("kv_transfer_params"))
-		}
-		dst = append(dst, data[len(bytes.TrimRight(data, "\n")):]...)
-	}
-	return dst, params
 }
 
 // FreeRetained sends prefill a prompt of one token, which is too short to pull anything

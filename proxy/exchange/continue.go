@@ -26,7 +26,7 @@ const HeaderContinue = "X-Pdproxy-Continue"
 // a stop string may begin in.
 const tailEvents = 16
 
-// openStream is the stream of a request while it may be continued, or that has broken off.
+// openStream is the stream of a request while it is kept, or that has broken off.
 type openStream struct {
 	kept   attempt.Kept        // env.Kept is nil unless it is used
 	mode   string              // a value of retry.continue
@@ -42,8 +42,9 @@ type openStream struct {
 // resumes reports whether the next legs continue the stream; s may be nil.
 func (s *openStream) resumes() bool { return s != nil && s.end != nil && s.reason == "" }
 
-// keep decides, before a leg is sent to p, whether the stream of the request is kept so that another
-// engine can continue it. For a leg that continues a stream, it limits the time.
+// keep decides, before a leg is sent to p, whether the stream of the request is kept: so that another
+// engine can continue it, or so that its next turn can use the KV that decode retains. For a leg that
+// continues a stream, it limits the time.
 func (x *exchange) keep(p *coordinator.Placement) {
 	s, cfg := x.stream, x.env.Config
 	if s.resumes() {
@@ -52,29 +53,34 @@ func (x *exchange) keep(p *coordinator.Placement) {
 		}
 		return
 	}
-	if cfg.Retry.Continue == config.ContinueOff && x.journal.Requested == "" || x.gateway != nil {
-		return
+	mode, turn := config.ContinueOff, false
+	if x.gateway == nil {
+		turn = x.env.NamesTurn(p)
+		if cfg.Retry.Continue != config.ContinueOff || x.journal.Requested != "" {
+			mode = cfg.Continues(x.requested())
+		}
 	}
-	mode := cfg.Continues(x.requested())
-	if mode == config.ContinueOff {
-		return
-	}
-	d := dialectOf(p.Decode.Instance)
 	if s != nil {
 		s.kept.End() // of a leg that has failed before its content
 	}
+	if x.stream, x.env.Kept = nil, nil; mode == config.ContinueOff && !turn {
+		return
+	}
+	d := dialectOf(p.Decode.Instance)
 	s = &openStream{mode: mode}
 	s.kept.Dialect, s.kept.Limit, s.kept.Moves = d, cfg.Retry.ContinueTokens, mode == config.ContinueOn
 	s.kept.Given = continuation.Asked(&x.req) || x.req.API == openai.VLLMGenerate
+	long := x.placing.ask.Request.PromptTokens > int64(cfg.Retry.ContinueTokens)
 	switch {
-	case strings.EqualFold(x.client.Header().Get(HeaderContinue), config.ContinueOff):
+	case mode == config.ContinueOff, strings.EqualFold(x.client.Header().Get(HeaderContinue), config.ContinueOff):
 		s.reason = continuation.Off
-	case x.placing.ask.Request.PromptTokens > int64(cfg.Retry.ContinueTokens):
+	case long:
 		s.reason = continuation.TooLong
 	default:
 		s.reason = continuation.Check(d, &x.req)
 	}
-	if x.stream, x.env.Kept = s, nil; s.reason == "" {
+	s.kept.Turn, s.kept.Reason = turn && !long, s.reason
+	if x.stream = s; s.kept.Turn || s.reason == "" {
 		x.env.Kept = &s.kept
 	}
 }

@@ -136,7 +136,8 @@ type Config struct {
 	Store string
 	// Version is the release of vLLM; default "0.32.0+sim". Releases before
 	// 0.21 fail on forced tool calls whose text is cut off after one token; a
-	// version 0.1 does not.
+	// version 0.1 does not. Streams name the blocks that another engine may read
+	// since 0.33.
 	Version string
 	// LoRA is for the connectors of vLLM.
 	LoRA LoRAConfig

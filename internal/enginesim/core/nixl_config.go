@@ -33,8 +33,6 @@ type NixlConfig struct {
 	// Lookahead makes decode reserve memory for one token more than it uses,
 	// and name that memory too.
 	Lookahead bool
-	// StreamParams ends streams with kv_transfer_params (vLLM pull request 40186).
-	StreamParams bool
 	// ReclaimAfter is the time that decode in push mode holds the blocks of a
 	// request whose client has left, if no prefill has written into them. A
 	// later write is rejected. Default 0, forever: vLLM issue 46283.

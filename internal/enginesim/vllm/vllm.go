@@ -409,9 +409,17 @@ func (v *VLLM) run(ctx context.Context, s *core.Sequence, emit func(core.Token))
 	if err := s.Rank.Prefill(ctx, s); err != nil {
 		return err
 	}
-	if err := s.Rank.Decode(ctx, s, emit); err != nil {
-		return err
-	}
+	return s.Rank.Decode(ctx, s, func(t core.Token) {
+		if s.Finish != "" {
+			v.finished(s, leg)
+		}
+		emit(t)
+	})
+}
+
+// finished holds the blocks of a sequence that another engine may read. The engine core does so before
+// the front end sends the last event (v1/core/sched/scheduler.py, update_from_output).
+func (v *VLLM) finished(s *core.Sequence, leg *nixlLeg) {
 	switch {
 	case leg == nil || !leg.remoteDecode && !v.e.Cfg.Nixl.Bidirectional:
 	case !leg.remoteDecode:
@@ -421,7 +429,6 @@ func (v *VLLM) run(ctx context.Context, s *core.Sequence, emit func(core.Token))
 	default:
 		s.Ext = v.hold(s)
 	}
-	return nil
 }
 
 // admit returns when the sequence's blocks are reserved, it holds a slot, and

@@ -34,7 +34,10 @@ func (v *VLLM) heldParams(s *core.Sequence, ids []core.BlockID, decode bool, unt
 	if w >= core.NixlWireMode {
 		o = o.With("transfer_mode", "pull")
 	}
-	o = withFuture(v.e, o.With("remote_prefill_cached_tokens", s.CachedLocal), s.ID)
+	if !decode { // v1/core/sched/scheduler.py, update_from_output
+		o = o.With("remote_prefill_cached_tokens", s.CachedLocal)
+	}
+	o = withFuture(v.e, o, s.ID)
 	if v.e.Cfg.FutureParams {
 		o = o.With("remote_regions", []any{core.Obj("stride", 4096, "ratio", 0.5), nil})
 	}

@@ -174,8 +174,18 @@ func (v *VLLM) Event(req *core.Request, s *core.Sequence, p core.Piece) any {
 			core.Obj("index", s.Choice, "token_ids", p.Tokens, "finish_reason", core.OrNull(p.Finish), "logprobs", nil),
 		}, "usage", nil)
 	}
-	return v.vllmDialect.Event(req, s, p)
+	event := v.vllmDialect.Event(req, s, p)
+	if o, ok := event.(core.Object); ok && v.minor() >= streamsParams {
+		return o.With("kv_transfer_params", s.Ext)
+	}
+	return event
 }
+
+// streamsParams is the first 0.x whose events of completions and chats have kv_transfer_params: null
+// before the finish reason. The role event and the usage have no such member
+// (entrypoints/openai/chat_completion/serving.py, chat_completion_stream_generator_raw;
+// completion/serving.py, completion_stream_generator). Earlier releases hold the blocks too.
+const streamsParams = 33
 
 func (v *VLLM) Closing(req *core.Request, seqs []*core.Sequence) []any {
 	switch req.Route {
@@ -189,11 +199,7 @@ func (v *VLLM) Closing(req *core.Request, seqs []*core.Sequence) []any {
 		}
 		return []any{core.Obj("request_id", core.BaseID(req), "choices", []any{}, "usage", usage(seqs))}
 	}
-	events := v.vllmDialect.Closing(req, seqs)
-	if ext := seqs[0].Ext; v.e.Cfg.Nixl.StreamParams && ext != nil {
-		events = append(events, v.chunk(req, seqs).With("kv_transfer_params", ext))
-	}
-	return events
+	return v.vllmDialect.Closing(req, seqs)
 }
 
 func (v *VLLM) StreamOptions(req *core.Request) core.StreamOptions {
