@@ -72,6 +72,8 @@ func (a *app) simCommand() *cobra.Command {
 	f.StringSliceVar(&cfg.LoRA.Modules, "lora-modules", nil, "vllm: names of LoRA adapters, with commas between them")
 	f.IntVar(&cfg.LoRA.MaxLoRAs, "max-loras", 1, "vllm: different LoRA adapters in one batch")
 	f.IntVar(&cfg.MaxRunning, "max-running", 256, "sequences that a rank computes at the same time")
+	f.BoolVar(&cfg.DevMode, "dev-mode", false, "vllm: the routes of the sleep mode exist, as with VLLM_SERVER_DEV_MODE=1")
+	f.DurationVar(&cfg.WakeTime, "wake-time", 0, "vllm: time to wake up")
 	f.StringVar(&cfg.Fail, "fail", "", "RATE:KIND, share of requests with a fault, from 0 to 1, and kind of the fault: %s")
 	f.IntVar(&cfg.DieAfter, "die-after", 0, "exit abruptly after this number of requests; 0: never")
 	f.StringVar(&cfg.Hang, "hang", "", "phase in which requests hang: %s")

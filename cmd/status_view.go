@@ -30,7 +30,7 @@ func attention(state string) int {
 	switch state {
 	case "ready", "active":
 		return good
-	case "draining", "asleep", "warming", "unknown", "canary":
+	case "draining", "asleep", "waking", "warming", "unknown", "canary":
 		return doubtful
 	}
 	return bad

@@ -25,7 +25,7 @@ func TestSleepingEngines(t *testing.T) {
 		names := []string{"p0", "p1", "d0", "d1"}
 		sleep := func(which ...int) {
 			for _, i := range which {
-				all[i].Sleep(1)
+				all[i].Sleep(1, true)
 			}
 			for _, i := range which {
 				f.eventually(names[i]+" is asleep", func() bool { return f.engineState(names[i]) == "asleep" })

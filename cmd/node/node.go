@@ -39,6 +39,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/loads"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
+	"github.com/pdproxy/pdproxy/proxy/engine/sleepmode"
 	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/idtoken"
 	"github.com/pdproxy/pdproxy/proxy/recording"
@@ -75,12 +76,14 @@ type Node struct {
 	token    *admintoken.Token // made by this process for the admin address; nil: a token is configured
 	leader   *leaderSide       // of a coordinator, else nil
 	worker   *workerSide       // of a worker, else nil
+	leaving  atomic.Bool       // another process decides about the engines, or none does soon
 
 	// The following fields are nil in a worker, which receives the list of engines from its
 	// coordinator.
 	ids       *idstore.Keeper // nil: the range of the used ids is not kept
 	knowledge *knowledge
 	loads     *loads.Poller
+	sleep     *sleepmode.Manager
 	discovery *discovery.Manager
 	registrar *moriio.Registrar  // nil: no engine registers
 	storage   *discovery.Storage // nil: no TensorRT-LLM worker registers
@@ -193,6 +196,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if err != nil {
 		return err
 	}
+	n.registry.SetWakes(cfg.Sleep.Wake)
 	n.local = coordinator.NewLocal(n.registry, n.plugins, fallback, n.state(), ids, n.metrics)
 	if n.tokens, err = newTokenizer(cfg, f.tokenizers, n.registry, n.memory); err != nil {
 		return err
@@ -200,6 +204,8 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if n.options.Role != RoleWorker {
 		n.knowledge.tokens = n.tokens
 		n.loads = loads.New(n.registry, cfg.Health, n.log)
+		n.sleep = sleepmode.New(cfg.Sleep, sleepmode.Options{Registry: n.registry, Leads: n.leads, Woke: n.metrics.EngineWoken, Slept: n.metrics.EngineSlept, Log: n.log})
+		n.local.SetWaker(n.sleep)
 		registerGauges(prom, n.registry, n.local, n.knowledge.state.Index)
 	}
 	n.ledger = n.newLedger(cfg)
@@ -237,6 +243,11 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	prom.MustRegister(n.front)
 	return nil
+}
+
+// leads reports whether this process decides about the engines.
+func (n *Node) leads() bool {
+	return !n.leaving.Load() && (n.leader == nil || n.leader.member.Leads())
 }
 
 // joinWorkers makes this process one of the workers that share the public socket. The

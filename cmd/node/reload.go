@@ -45,6 +45,7 @@ func (n *Node) reload(next *config.Config) error {
 		n.registry.Know(configuredModels(next))
 		n.reapplyRegistrations()
 		n.loads.Configure(next.Health)
+		n.sleep.Configure(next.Sleep)
 	} else {
 		var names []string
 		for _, e := range next.Instances() {
@@ -53,6 +54,7 @@ func (n *Node) reload(next *config.Config) error {
 		n.worker.mirror.Await(names)
 	}
 	n.registry.Configure(next.Health, next.Circuit, next.Pairs)
+	n.registry.SetWakes(next.Sleep.Wake)
 	if err := n.access.Reopen(next.Server.AccessLog, next.Server.AccessLogFormat); err != nil {
 		n.log.Warn("the access log stays in the old file", "key", "server.access_log", "error", err)
 	}

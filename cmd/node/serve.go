@@ -18,6 +18,7 @@ import (
 // the sockets and ends the plugins before it returns.
 func (n *Node) Serve(ctx context.Context) error {
 	background, stop := context.WithCancel(context.Background())
+	defer context.AfterFunc(ctx, func() { n.leaving.Store(true) })()
 	var wg sync.WaitGroup
 	wg.Go(func() { n.registry.Run(background) })
 	wg.Go(func() { n.plugins.Run(background) })
@@ -27,6 +28,7 @@ func (n *Node) Serve(ctx context.Context) error {
 		wg.Go(func() { n.discovery.Run(background) })
 		wg.Go(func() { n.knowledge.run(background) })
 		wg.Go(func() { n.loads.Run(background) })
+		wg.Go(func() { n.sleep.Run(background) })
 		wg.Go(func() { n.serveFleet(background) })
 		wg.Go(func() { n.scrapes.run(background) })
 		wg.Go(func() { n.server.Warm(warming) })
@@ -135,6 +137,7 @@ func (n *Node) serveFront(ctx context.Context) error {
 // leaveSockets leaves all sockets of the node to its successor. Running requests
 // continue.
 func (n *Node) leaveSockets() {
+	n.leaving.Store(true)
 	n.front.StopAccepting()
 	n.fleet.retire()
 	n.scrapes.retire()
@@ -144,7 +147,10 @@ func (n *Node) leaveSockets() {
 
 // StopAccepting stops accepting connections at the public and the admin address, which
 // other processes now serve. Serve returns when the remaining requests have ended.
-func (n *Node) StopAccepting() { n.front.StopAccepting() }
+func (n *Node) StopAccepting() {
+	n.leaving.Store(true)
+	n.front.StopAccepting()
+}
 
 // awaitReady waits before a worker or a successor accepts connections, because other
 // processes accept them in the meantime. It waits until the node can serve requests for every

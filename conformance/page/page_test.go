@@ -278,6 +278,26 @@ func TestParkedPolicy(t *testing.T) {
 	both(b, "parked-policy")
 }
 
+// TestSleep: the page shows engines that sleep, and engines that a request wakes.
+func TestSleep(t *testing.T) {
+	engines := startEngines(t, "p0", "d0")
+	p := startProxy(t, "", "[limits]\nno_engine_timeout = \"60s\"\n[sleep]\nwake = true\nafter = \"4s\"\n"+engines["p0"].section()+engines["d0"].section())
+	b := open(t, p.admin)
+	b.goTo(p.admin + "/")
+	b.until("the page is live", live)
+	for _, name := range []string{"p0", "d0"} {
+		b.until(name+" sleeps", card(name)+`.startsWith('asleep for ')`)
+	}
+	b.until("the summary names them", `document.body.textContent.includes('Engine p0 is asleep')`)
+	status := make(chan int)
+	go func() { status <- p.complete(t.Context(), "wakes", "Good morning.", 8) }()
+	b.until("p0 is being woken", card("p0")+`.startsWith('waking for ')`)
+	if got := <-status; got != 200 {
+		t.Errorf("the request that woke the engines got status %d", got)
+	}
+	b.until("they are awake", card("p0")+`.startsWith('ready') && `+card("d0")+`.startsWith('ready')`)
+}
+
 // TestToken: an address that needs the token gets it from the page's form, in a header.
 func TestToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")

@@ -149,7 +149,8 @@ func startEngines(t *testing.T, names ...string) map[string]*engine {
 func (e *engine) start(t *testing.T) {
 	t.Helper()
 	e.process = start(t, "sim", "--connector", "vllm-nixl", "--role", e.role, "--listen", e.addr, "--name", e.name, "--side-channel-port", "0",
-		"--zmq-events", "tcp://"+e.side, "--kv-blocks", "1500", "--prefill-us-per-token", "200", "--decode-us-per-token", "15000")
+		"--zmq-events", "tcp://"+e.side, "--kv-blocks", "1500", "--prefill-us-per-token", "200", "--decode-us-per-token", "15000",
+		"--dev-mode", "--wake-time", "3s")
 }
 
 // proxy is a proxy in front of engines.

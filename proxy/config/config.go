@@ -62,6 +62,8 @@ type Config struct {
 	Engines []Engine `toml:"engine"`
 	// Health configures the probes of instances.
 	Health Health `toml:"health"`
+	// Sleep configures the sleep mode of vLLM engines.
+	Sleep Sleep `toml:"sleep"`
 	// Retry bounds the retries of legs.
 	Retry Retry `toml:"retry"`
 	// Circuit configures when a failing instance or pair is not used.
@@ -100,6 +102,7 @@ func Default() Config {
 		Recording:    defaultRecording(),
 		Conversation: defaultConversation(),
 		Health:       defaultHealth(),
+		Sleep:        defaultSleep(),
 		Retry:        defaultRetry(),
 		TRTLLM:       defaultTRTLLM(),
 		Circuit:      defaultCircuit(),

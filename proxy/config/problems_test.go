@@ -54,6 +54,12 @@ var problemCases = []struct {
 	{"colon in TOML", "[server]\nlisten: 'a:1'\n", []want{{"server", 2, `; TOML has "=" between key and value`}}},
 	{"no UTF-8", "[server]\nlisten = \"\xff\"\n", []want{{"server.listen", 2, "UTF-8"}}},
 
+	// Sleep.
+	{"nobody waits for an engine that wakes", "[sleep]\nwake = true\n", []want{{"sleep.wake", 2, "needs limits.no_engine_timeout"}}},
+	{"no reports of sleep", "[sleep]\nwake = true\n[limits]\nno_engine_timeout = '1m'\n[health]\nload_interval = '0s'\n", []want{{"sleep.wake", 2, "needs health.load_interval"}}},
+	{"nobody wakes", "[sleep]\nafter = '1m'\n", []want{{"sleep.after", 2, "needs sleep.wake"}}},
+	{"no time to wake", "[sleep]\ntimeout = '0s'\nafter = '-1s'\n", []want{{"sleep.timeout", 2, "more than 0"}, {"sleep.after", 3, "at least 0"}}},
+
 	// Keys and types.
 	{"unknown key", "[server]\nfoo = 1\n", []want{{"server.foo", 2, "unknown key"}}},
 	{"misspelled key", "[server]\nhtttp3 = ':1'\n", []want{{"server.htttp3", 2, "unknown key, did you mean http3?"}}},

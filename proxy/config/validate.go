@@ -25,6 +25,7 @@ func (c *Config) Validate() []Problem {
 	k.jwts()
 	k.engines()
 	k.pairs()
+	k.sleep()
 	k.engineCare()
 	k.discovery()
 	k.fleet()

@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -33,6 +34,7 @@ type Local struct {
 	leases    leases
 	sequences sequenceTable
 	times     predict.Table // of the engines, if a policy needs predictions
+	waker     Waker         // nil: requests wake no engine
 
 	comparisons *comparisons
 	tables      sync.Pool
@@ -114,6 +116,10 @@ func (l *Local) Place(ctx context.Context, a *PlacementRequest) (*Placement, err
 			l.observer.Fallback(f.What, f.Reason)
 		}
 		g.Recycle()
+		var none *NoTargetError
+		if errors.As(err, &none) {
+			l.wake(pool, a, none.Phase)
+		}
 		return nil, err
 	}
 	return &g.Placement, nil

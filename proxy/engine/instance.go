@@ -131,13 +131,13 @@ type Instance struct {
 	restarts          atomic.Uint32 // number of restarts that were found
 	asked             atomic.Bool   // the first probe has ended, with any result, or its time is over
 	unresponsive      atomic.Bool
-	evictNow          chan struct{}          // wakes evictCalls after the instance became unhealthy or unresponsive, its circuit has opened, or its streams are to move
-	probeNow          chan struct{}          // requests an early probe
-	relearn           atomic.Bool            // the connection of its probes was lost: the process may be a new one
-	asleep            atomic.Pointer[[]bool] // ranks that sleep; nil: none; replaced, never changed
-	refused           atomic.Bool            // a leg's connection was refused since the last successful probe
-	watched           bool                   // Run has a prober for it; guarded by Registry.mu
-	lost              bool                   // its last announced state is Unhealthy; only the goroutine that watches it uses lost
+	evictNow          chan struct{} // wakes evictCalls after the instance became unhealthy or unresponsive, its circuit has opened, or its streams are to move
+	probeNow          chan struct{} // requests an early probe
+	relearn           atomic.Bool   // the connection of its probes was lost: the process may be a new one
+	sleep             sleepMode
+	refused           atomic.Bool // a leg's connection was refused since the last successful probe
+	watched           bool        // Run has a prober for it; guarded by Registry.mu
+	lost              bool        // its last announced state is Unhealthy; only the goroutine that watches it uses lost
 }
 
 // IsRemote reports whether the instance is a [[remote]]: an endpoint of another operator,
@@ -187,7 +187,8 @@ func (i *Instance) published() *Facts {
 	return &Facts{KVAddress: address, TPSize: i.Spec.TPSize}
 }
 
-// Since returns when the state last changed.
+// Since returns when the state last changed, or when all ranks fell asleep or woke. An earlier time
+// belongs to KV that the engine has lost.
 func (i *Instance) Since() time.Time { return time.UnixMilli(i.since.Load()) }
 
 // Models returns the ids of the models that the instance serves: the configured one, or
@@ -285,8 +286,8 @@ func (i *Instance) Pin() { i.fetches.Add(1) }
 // Unpin undoes one Pin.
 func (i *Instance) Unpin() { i.fetches.Add(-1) }
 
-// idle reports whether no rank has a request in flight or KV to be fetched.
-func (i *Instance) idle() bool {
+// Idle reports whether no rank has a request in flight or KV to be fetched.
+func (i *Instance) Idle() bool {
 	if i.fetches.Load() != 0 {
 		return false
 	}
@@ -297,6 +298,9 @@ func (i *Instance) idle() bool {
 	}
 	return true
 }
+
+// Leaving returns a channel that is closed when the instance begins to leave the registry.
+func (i *Instance) Leaving() <-chan struct{} { return i.staying.Done() }
 
 // ranks returns the number of ranks that get requests: the configured number, but at
 // most the number that the engine reports, because it rejects a rank out of its range.

@@ -263,7 +263,7 @@ func (i *Instance) mirror(e *member) {
 	if len(e.Asleep) > 0 {
 		asleep = &e.Asleep
 	}
-	i.asleep.Store(asleep)
+	i.sleep.ranks.Store(asleep)
 	i.restarts.Store(e.Restarts)
 	i.moveAt.Store(e.MoveAt)
 }

@@ -91,7 +91,7 @@ func shape(s *Snapshot, now time.Time) string {
 	}
 	for _, model := range s.models {
 		p := s.pools[model]
-		fmt.Fprintln(&b, p.Plan, p.Configured, p.Pairs, p.Groups, p.Asleep)
+		fmt.Fprintln(&b, p.Plan, p.Configured, p.Pairs, p.Groups, len(p.Asleep))
 		for _, r := range slices.Concat(p.Ready, p.Paired, p.Both) {
 			fmt.Fprintln(&b, r.Spec.Name, r.Rank, r.Facts.Group, r.Facts.Roles)
 		}
@@ -190,7 +190,7 @@ func (f *fleet) change(t *testing.T, random *rand.Rand) {
 		i.SetBlockTokens(16 << n)
 		ranks := make([]bool, len(i.Load))
 		ranks[0], ranks[len(ranks)-1] = n == 1, n > 0 // no rank, all ranks, the last one
-		f.SetAsleep(i, ranks)
+		f.ReportSleep(i, SleepReport{Known: true, Ranks: ranks}, time.Now())
 	case n == 4:
 		for range 1 + random.IntN(4) {
 			i.Breaker.Failure()

@@ -134,7 +134,7 @@ func (p *prober) drain(ctx context.Context) {
 	defer limit.Stop()
 	poll := time.NewTicker(drainPoll)
 	defer poll.Stop()
-	for over := false; !over && !p.i.idle(); {
+	for over := false; !over && !p.i.Idle(); {
 		select {
 		case <-ctx.Done():
 			return
@@ -333,7 +333,7 @@ func (r *Registry) doubt(i *Instance, former []*Pair) {
 // process.
 func (r *Registry) restarted(i *Instance) (pairs []*Pair) {
 	r.log.Info("engine has restarted", "engine", i.Spec.Name)
-	r.SetAsleep(i, nil)
+	r.forgetSleep(i)
 	pairs = r.pairs.drop(i.ID)
 	for rank := range i.Load {
 		i.Load[rank].Forget()
@@ -468,8 +468,17 @@ func (i *Instance) Get(ctx context.Context, path string, buf *bytes.Buffer) (sta
 	return i.get(ctx, i.Spec.URL, path, buf)
 }
 
+// Post is Get for a POST without a body.
+func (i *Instance) Post(ctx context.Context, path string, buf *bytes.Buffer) (status int, err error) {
+	return i.call(ctx, http.MethodPost, i.Spec.URL, path, buf)
+}
+
 func (i *Instance) get(ctx context.Context, base, path string, buf *bytes.Buffer) (status int, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+path, nil)
+	return i.call(ctx, http.MethodGet, base, path, buf)
+}
+
+func (i *Instance) call(ctx context.Context, method, base, path string, buf *bytes.Buffer) (status int, err error) {
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(base, "/")+path, nil)
 	if err != nil {
 		return 0, fmt.Errorf("probe engine: %w", bare(err))
 	}

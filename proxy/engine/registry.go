@@ -103,6 +103,7 @@ type Registry struct {
 	mu        sync.Mutex
 	instances []*Instance // by age, draining ones included; guarded by mu
 	expected  int         // lists of engines that have not arrived; guarded by mu
+	wakes     bool        // see SetWakes; guarded by mu
 	runs      bool        // Run has begun; guarded by mu
 	known     known       // guarded by mu
 	lastID    uint32      // guarded by mu
@@ -348,7 +349,7 @@ func (r *Registry) publish() {
 	began := time.Now()
 	s := newSnapshot(slices.Clone(r.instances), *r.pairing.Load())
 	r.known.add(served(s.Instances))
-	s.known, s.expects = r.known, r.expected > 0
+	s.known, s.expects, s.wakes = r.known, r.expected > 0, r.wakes
 	for _, i := range s.Instances {
 		if !i.asked.Load() {
 			s.unasked = append(s.unasked, i)

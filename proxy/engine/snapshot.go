@@ -21,6 +21,7 @@ type Snapshot struct {
 
 	known   known
 	expects bool        // a list of engines has not arrived
+	wakes   bool        // requests wake engines
 	unasked []*Instance // whose first probe had not ended when the snapshot was made
 	pools   map[string]*Pool
 	local   int      // pools that no [[remote]] serves
@@ -79,10 +80,10 @@ func (s *Snapshot) Roles(model string) (roles []abi.Role) {
 // are ready or not. The caller must not change the slice.
 func (s *Snapshot) Models() []string { return s.models }
 
-// Ready reports whether some model could be served now.
+// Ready reports whether some model could be served now, or after its engines have been woken.
 func (s *Snapshot) Ready() bool {
 	for _, p := range s.pools {
-		if p.Plan.Both > 0 || p.Plan.Prefill > 0 {
+		if p.Plan.Both > 0 || p.Plan.Prefill > 0 || s.wakes && len(p.Asleep) > 0 {
 			return true
 		}
 	}
@@ -165,9 +166,9 @@ type Pool struct {
 	Configured Counts
 	// Pairs: the connector of at least one target has two legs.
 	Pairs bool
-	// Asleep counts the targets that are ready and sleep. The other lists and counts do not contain
+	// Asleep lists the targets that are ready and sleep. The other lists and counts do not contain
 	// them.
-	Asleep int
+	Asleep []Row
 	// Remote: the instance is a [[remote]]. Only fallbacks name its model.
 	Remote bool
 
@@ -272,7 +273,7 @@ func (p *Pool) sleep() {
 	p.Ready = slices.DeleteFunc(p.Ready, func(r Row) bool {
 		asleep := r.Asleep(r.Rank)
 		if asleep {
-			p.Asleep++
+			p.Asleep = append(p.Asleep, r)
 			p.unready = append(p.unready, r)
 		}
 		return asleep

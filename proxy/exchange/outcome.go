@@ -104,6 +104,9 @@ func (x *exchange) reply(err error) {
 	case errors.Is(err, admission.ErrNoEngineTimeout):
 		if n := x.asleep(); n > 0 {
 			e = openai.NewError(openai.CodeNoEngineTimeout, e.Message+coordinator.Sleeping(n))
+			if x.env.Config.Sleep.Wake {
+				e.Message += ", and none woke in time"
+			}
 		}
 	case errors.As(err, &none) && none.Model == x.req.Model:
 		e = PublicError(&coordinator.NoTargetError{Phase: none.Phase, Model: x.requested(), Asleep: x.asleep()})
@@ -115,7 +118,7 @@ func (x *exchange) reply(err error) {
 // asleep returns the number of targets that would serve the request's model if they did not sleep.
 func (x *exchange) asleep() int {
 	if p, ok := x.run.Registry.Snapshot().Pool(x.knownModel()); ok {
-		return p.Asleep
+		return len(p.Asleep)
 	}
 	return 0
 }

@@ -69,6 +69,7 @@ type engineRule struct {
 	model   string // the known model, if the request may wait; "": it may not
 	seat    *admission.Seat
 	changed <-chan struct{} // from before the question, so that no change is missed
+	began   time.Time       // when the request began to wait for engines that sleep; zero: it does not
 }
 
 func (r *engineRule) begin(p *placing) (err error) {
@@ -88,7 +89,7 @@ func (r *engineRule) begin(p *placing) (err error) {
 		err = r.seat.Pause(r.ctx, r.changed)
 	}
 	if err != nil {
-		r.stop()
+		r.stop(p)
 		return p.x.waitedInVain(err)
 	}
 	r.changed = p.x.run.Registry.Changed()
@@ -101,12 +102,15 @@ func (r *engineRule) judge(p *placing, a *answer) (again bool) {
 	}
 	if r.model == "" || !lacksEngine(a.err) {
 		if p.waited = r.ctx != nil; p.waited {
-			r.stop()
+			r.stop(p)
 		}
 		return false
 	}
 	if r.ctx == nil {
 		r.queue(p)
+	}
+	if r.began.IsZero() && p.x.env.Config.Sleep.Wake && p.x.asleep() > 0 {
+		r.began = time.Now()
 	}
 	return true
 }
@@ -116,12 +120,15 @@ func (r *engineRule) queue(p *placing) {
 	r.wait = p.x.beginWait(telemetry.StageWaitsEngine, time.Duration(p.x.env.Config.Limits.NoEngineTimeout), admission.ErrNoEngineTimeout)
 }
 
-func (r *engineRule) stop() {
+func (r *engineRule) stop(p *placing) {
 	if r.seat != nil {
 		r.seat.Leave()
 	}
+	if !r.began.IsZero() {
+		p.x.journal.Note("the engines of the model slept: the request waited for " + time.Since(r.began).Round(time.Millisecond).String())
+	}
 	r.end()
-	r.seat, r.changed = nil, nil
+	r.seat, r.changed, r.began = nil, nil, time.Time{}
 }
 
 // The plan policy is asked again after holdFirst, then after twice as long each time up to
@@ -207,7 +214,7 @@ func (p *placing) endWaits() {
 		p.probe.stop()
 	}
 	if p.engine.ctx != nil {
-		p.engine.stop()
+		p.engine.stop(p)
 	}
 	if p.hold.ctx != nil {
 		p.hold.stop(p)

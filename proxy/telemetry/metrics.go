@@ -50,6 +50,9 @@ type Metrics struct {
 	tenantRefused *prometheus.CounterVec
 	tokens        *prometheus.CounterVec
 	restarts      *prometheus.CounterVec
+	wakes         *prometheus.CounterVec
+	wakeTime      prometheus.Histogram
+	sleeps        *prometheus.CounterVec
 	disaggIDs     prometheus.Counter
 	policyTime    *prometheus.HistogramVec
 	policyFails   *prometheus.CounterVec
@@ -121,6 +124,10 @@ func New(reg prometheus.Registerer) *Metrics {
 		policyFails:   counter("pdproxy_policy_failures_total", "Policy calls whose answer could not be used.", "policy", "hook", "reason"),
 		disaggIDs:     prometheus.NewCounter(prometheus.CounterOpts{Name: "pdproxy_disagg_ids_total", Help: "Disagg ids minted."}),
 	}
+	m.wakes = counter("pdproxy_engine_wakes_total", "Calls that were to wake an engine, by result: ok, or the reason why the engine is not known to be awake.", "engine", "result")
+	m.sleeps = counter("pdproxy_engine_sleeps_total", "Calls that were to put an engine to sleep, by result: ok, used (a request came meanwhile), or the reason of the failure.", "engine", "result")
+	m.wakeTime = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pdproxy_engine_wake_seconds", Help: "Time from the call that wakes an engine until the engine was awake.", Buckets: waits})
+	reg.MustRegister(m.wakeTime)
 	m.matchRatio = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "pdproxy_kv_match_ratio", Help: "Share of a prompt that its prefill target holds according to its KV events.",
 		Buckets: []float64{0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, 1},
@@ -266,6 +273,19 @@ func (m *Metrics) bufferBytes() float64 {
 
 // Restart counts an engine restart.
 func (m *Metrics) Restart(engine string) { m.restarts.WithLabelValues(engine).Inc() }
+
+// EngineWoken counts one call that was to wake an engine.
+func (m *Metrics) EngineWoken(engine, result string, took time.Duration) {
+	m.wakes.WithLabelValues(engine, result).Inc()
+	if result == "ok" {
+		m.wakeTime.Observe(took.Seconds())
+	}
+}
+
+// EngineSlept counts one call that was to put an engine to sleep.
+func (m *Metrics) EngineSlept(engine, result string, _ time.Duration) {
+	m.sleeps.WithLabelValues(engine, result).Inc()
+}
 
 // Minted counts one disagg id of any policy.
 func (m *Metrics) Minted(string) { m.disaggIDs.Inc() }

@@ -106,6 +106,10 @@ type Config struct {
 	// reason for the end (entrypoints/openai/chat_completion/serving.py): the stream ends
 	// as if the answer were complete.
 	DropLoadErrors bool
+	// DevMode is VLLM_SERVER_DEV_MODE=1: vLLM's routes of the sleep mode exist.
+	DevMode bool
+	// WakeTime is how long vLLM takes to wake up; 0, the default, is instant.
+	WakeTime time.Duration
 	// Fail is "RATE:KIND": the share of requests (0..1) that get the fault
 	// KIND; see faults.go. Empty: none.
 	Fail string

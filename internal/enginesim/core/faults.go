@@ -28,10 +28,11 @@ const (
 	FailSSEError = "sse-error"         // an error event in the middle of a stream; unary 500
 	FailNoParams = "no-params"         // a prefill answers 200 without transfer parameters
 	FailNotify   = "lost-notification" // vllm-moriio: the engine's notification to its peer is lost
+	FailSleep    = "sleep"             // vllm: /sleep and /wake_up fail with status 500
 )
 
 // FailKinds are all kinds of fault.
-var FailKinds = []string{Fail500, Fail503, Fail429, Fail400, FailBusy, FailReset, FailClose, FailCut, FailGarbage, FailSlow, FailLoad, FailSSEError, FailNoParams, FailNotify}
+var FailKinds = []string{Fail500, Fail503, Fail429, Fail400, FailBusy, FailReset, FailClose, FailCut, FailGarbage, FailSlow, FailLoad, FailSSEError, FailNoParams, FailNotify, FailSleep}
 
 // Phases in which Config.Hang makes requests hang until the client leaves.
 const (
@@ -40,10 +41,11 @@ const (
 	HangHead    = "head"    // accepted, never answered
 	HangStream  = "stream"  // after a few stream events
 	HangConnect = "connect" // connections are accepted and never read
+	HangSleep   = "sleep"   // vllm: /sleep and /wake_up are never answered, and have no effect
 )
 
 // HangPhases are all phases.
-var HangPhases = []string{HangPrefill, HangDecode, HangHead, HangStream, HangConnect}
+var HangPhases = []string{HangPrefill, HangDecode, HangHead, HangStream, HangConnect, HangSleep}
 
 // StreamEventsBeforeFault is the number of events of a stream before the faults
 // cut, sse-error and stream hang.
@@ -133,6 +135,17 @@ func (f *faults) Draw() (kind string, die bool) {
 
 // hanging reports whether the phase hangs now.
 func (f *faults) hanging(phase string) bool { return f.hangs.Load() == phase }
+
+// FailsSleep reports whether a call of the sleep mode fails.
+func (f *faults) FailsSleep() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.kind == FailSleep && f.rng.Float64() < f.rate
+}
+
+// HangsSleep waits until the engine runs. Then, if calls of the sleep mode hang, it blocks until ctx
+// ends.
+func (f *faults) HangsSleep(ctx context.Context) error { return f.hang(ctx, HangSleep) }
 
 // hang waits until the engine runs. Then, if the phase hangs, it blocks until
 // ctx ends.

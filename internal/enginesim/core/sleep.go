@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Parts of a sleeping engine that POST /wake_up can wake one by one.
@@ -18,7 +19,7 @@ const (
 var ErrSlept = errors.New("engine sleeps")
 
 // sleeper is the sleep mode of vLLM. A sleeping engine answers its probes and accepts requests, but
-// schedules none before it is awake again. Source: vLLM entrypoints/serve/sleep/api_router.py,
+// schedules none before it is awake again. Source: vLLM entrypoints/serve/dev/sleep/api_router.py,
 // v1/engine/async_llm.py (sleep, wake_up), v1/engine/core.py (pause_scheduler, sleep, wake_up). The
 // zero value is awake. Safe for concurrent use.
 type sleeper struct {
@@ -26,8 +27,7 @@ type sleeper struct {
 
 	mu     sync.Mutex
 	asleep []string // parts without memory; guarded by mu
-	// state is the label of vllm:engine_sleep_state whose value is 1; "" is awake, as is every
-	// engine after a call of /wake_up, even if only a part is awake; guarded by mu.
+	// state is the label of vllm:engine_sleep_state whose value is 1; "" is awake; guarded by mu.
 	state string
 	runs  map[*sleepable]struct{} // sequences in the engine core; guarded by mu
 }
@@ -72,20 +72,25 @@ func (z *sleeper) gauge(state string) int {
 	return 0
 }
 
-// Sleep does what POST /sleep does in mode abort: it aborts all sequences, and pauses the scheduler.
-// From level 1 on, the prefix cache is empty afterwards.
-func (e *Engine) Sleep(level int) {
+// Sleep does what POST /sleep does: it pauses the scheduler, aborts all sequences or waits for them,
+// and waits until no KV is held for a transfer. From level 1 on, the prefix cache is empty afterwards.
+func (e *Engine) Sleep(level int, abort bool) {
 	z := &e.Sleeper
 	z.paused.Store(true)
 	z.mu.Lock()
 	runs := make([]*sleepable, 0, len(z.runs))
 	for r := range z.runs {
 		runs = append(runs, r)
-		r.cancel(ErrSlept)
+		if abort {
+			r.cancel(ErrSlept)
+		}
 	}
 	z.mu.Unlock()
 	for _, r := range runs {
 		<-r.ended
+	}
+	for e.holdsKV() && !e.HasEnded() {
+		time.Sleep(sleepPoll)
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -97,17 +102,28 @@ func (e *Engine) Sleep(level int) {
 	}
 }
 
+// sleepPoll is how often Sleep looks whether the engine still holds KV.
+const sleepPoll = 2 * time.Millisecond
+
+// holdsKV reports whether a request, or a transfer that has not come, holds blocks.
+func (e *Engine) holdsKV() bool {
+	return slices.ContainsFunc(e.Ranks, func(r *Rank) bool { return r.Load().UsedTokens > 0 })
+}
+
 // WakeUp does what POST /wake_up does; without tags it wakes all parts. Requests that wait are
-// scheduled once all memory is back.
-func (e *Engine) WakeUp(tags ...string) {
+// scheduled once all memory is back. It reports whether the engine is awake.
+func (e *Engine) WakeUp(tags ...string) bool {
 	z := &e.Sleeper
+	time.Sleep(e.Cfg.WakeTime)
 	z.mu.Lock()
 	z.asleep = slices.DeleteFunc(z.asleep, func(part string) bool { return len(tags) == 0 || slices.Contains(tags, part) })
-	z.state = ""
 	resumes := len(z.asleep) == 0
+	if resumes {
+		z.state = ""
+	}
 	z.mu.Unlock()
 	if !resumes {
-		return
+		return false
 	}
 	z.paused.Store(false)
 	for _, r := range e.Ranks {
@@ -115,6 +131,7 @@ func (e *Engine) WakeUp(tags ...string) {
 		r.pump()
 		r.Mu.Unlock()
 	}
+	return true
 }
 
 // Sleeping is the answer of GET /is_sleeping.

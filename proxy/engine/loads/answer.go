@@ -22,8 +22,21 @@ type Rank struct {
 	load.Report
 	Moved   int64         // tokens of the KV in the rank's last transfer; 0: unknown
 	MovedIn time.Duration // duration of that transfer
-	Asleep  bool          // the rank sleeps: it answers no request until it is woken
+	Sleep   Sleep
 }
+
+// Sleep is the sleep mode of a rank. A rank that sleeps answers no request until it is woken.
+type Sleep uint8
+
+// The sleep modes.
+const (
+	SleepUnknown Sleep = iota // the engine reports none
+	Awake
+	Asleep
+	Discarded // asleep without its weights
+)
+
+func (s Sleep) asleep() bool { return s >= Asleep }
 
 // Whole is the rank of a report about all ranks together.
 const Whole = -1

@@ -75,7 +75,7 @@ func (p *Poller) Run(ctx context.Context) {
 			} else {
 				tick.Stop()
 				for i := range asked { // nothing reports that they wake up
-					p.registry.SetAsleep(i, nil)
+					p.registry.ReportSleep(i, engine.SleepReport{}, time.Now())
 				}
 			}
 		}
@@ -155,7 +155,8 @@ func (a *pollState) poll(ctx context.Context, h *config.Health, log *slog.Logger
 	for rank := range a.i.Load {
 		a.marks = append(a.marks, a.i.Load[rank].Mark())
 	}
-	answer, err := ask(limited, a.i, a.routes[a.next], &a.answer)
+	from, asked := a.routes[a.next], time.Now()
+	answer, err := ask(limited, a.i, from, &a.answer)
 	if a.answer.Cap() > keepAnswer {
 		a.answer = bytes.Buffer{}
 	}
@@ -170,7 +171,7 @@ func (a *pollState) poll(ctx context.Context, h *config.Health, log *slog.Logger
 	a.i.GuessBlockTokens(answer.BlockTokens)
 	a.measure(answer.Ranks)
 	a.report(answer.Ranks, time.Now(), time.Duration(h.LoadInterval))
-	a.registry.SetAsleep(a.i, asleep(answer.Ranks, len(a.i.Load)))
+	a.registry.ReportSleep(a.i, sleepReport(answer.Ranks, len(a.i.Load)), asked)
 }
 
 // ask makes one GET of a route, and reads the report in its answer.
@@ -196,7 +197,7 @@ func Examine(ctx context.Context, i *engine.Instance) (path string, sleeps bool,
 	for _, from := range i.LoadRoutes() {
 		answer, problem := ask(ctx, i, from, &buf)
 		if problem == nil {
-			return from.Path, !slices.Contains(asleep(answer.Ranks, 1), false), nil
+			return from.Path, sleepReport(answer.Ranks, 1).Ranks[0], nil
 		}
 		err = problem
 	}
@@ -211,7 +212,7 @@ func (a *pollState) failed(err error, log *slog.Logger) {
 			return
 		}
 		a.next, a.rest = 0, time.Now().Add(restFor)
-		a.registry.SetAsleep(a.i, nil)
+		a.registry.ReportSleep(a.i, engine.SleepReport{}, time.Now())
 	}
 	if text := err.Error(); text != a.lastProblem {
 		a.lastProblem = text
@@ -240,11 +241,11 @@ func (a *pollState) measure(ranks []Rank) {
 	}
 }
 
-// asleep returns which of n counters are about ranks that sleep. The ranks correspond to the counters
-// as in report, which has sorted them. A counter without a report counts as awake, and so does the one
-// counter of several ranks if one of them is awake.
-func asleep(ranks []Rank, n int) []bool {
-	all := len(ranks) > 0 && !slices.ContainsFunc(ranks, func(r Rank) bool { return !r.Asleep })
+// sleepReport returns which of n counters are about ranks that sleep. The ranks correspond to the
+// counters as in report, which has sorted them. A counter without a report counts as awake, and so does
+// the one counter of several ranks if one of them is awake.
+func sleepReport(ranks []Rank, n int) engine.SleepReport {
+	all := len(ranks) > 0 && !slices.ContainsFunc(ranks, func(r Rank) bool { return !r.Sleep.asleep() })
 	out := make([]bool, n)
 	for at, r := range ranks {
 		if len(ranks) == n {
@@ -255,13 +256,17 @@ func asleep(ranks []Rank, n int) []bool {
 			out[0] = all
 		case r.Rank == Whole:
 			for i := range out {
-				out[i] = out[i] || r.Asleep
+				out[i] = out[i] || r.Sleep.asleep()
 			}
 		case r.Rank < n:
-			out[r.Rank] = r.Asleep
+			out[r.Rank] = r.Sleep.asleep()
 		}
 	}
-	return out
+	return engine.SleepReport{
+		Known:      slices.ContainsFunc(ranks, func(r Rank) bool { return r.Sleep != SleepUnknown }),
+		Ranks:      out,
+		Weightless: slices.ContainsFunc(ranks, func(r Rank) bool { return r.Sleep == Discarded }),
+	}
 }
 
 // report passes the report about each rank to the rank's counter. An instance with one

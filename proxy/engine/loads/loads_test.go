@@ -555,8 +555,8 @@ func TestSleep(t *testing.T) {
 			for _, r := range l.pool(t).Both {
 				got = append(got, fmt.Sprintf("%s/%d", r.Spec.Name, r.Rank))
 			}
-			if i := l.registry.Snapshot().Instance("one"); !slices.Equal(got, rows) || i.Shown() != one || l.pool(t).Asleep != 3-len(rows) {
-				t.Errorf("%s: targets %v, %d asleep, one is %s; want %v, one is %s", when, got, l.pool(t).Asleep, i.Shown(), rows, one)
+			if i := l.registry.Snapshot().Instance("one"); !slices.Equal(got, rows) || i.Shown() != one || len(l.pool(t).Asleep) != 3-len(rows) {
+				t.Errorf("%s: targets %v, %d asleep, one is %s; want %v, one is %s", when, got, len(l.pool(t).Asleep), i.Shown(), rows, one)
 			}
 		}
 		l.load["one"], l.load["two"] = says("/metrics", running), says("/metrics", running)

@@ -56,9 +56,7 @@ func ReadMetrics(body []byte) (Answer, error) {
 		case "vllm:kv_cache_usage_perc", "sglang:token_usage":
 			r.Usage = max(r.Usage, portion(s.value))
 		case sleepState:
-			if s.awake {
-				r.Asleep = s.value == 0
-			}
+			r.Sleep = max(r.Sleep, s.sleep.of(s.value))
 		case "vllm:gpu_cache_usage_perc":
 			old[s.rank] = max(old[s.rank], portion(s.value))
 		case "sglang:num_used_tokens":
@@ -85,16 +83,40 @@ func ReadMetrics(body []byte) (Answer, error) {
 
 // sleepState is vLLM's gauge of the state of an engine: one sample for each of the states "awake",
 // "weights_offloaded" (sleep level 1) and "discard_all" (level 2) in the label sleep_state, of which
-// one is 1. An engine with some of its memory awake (POST /wake_up?tags=weights) counts as awake.
+// one is 1; none is 1 at level 0. In older releases, an engine with some of its memory awake (POST
+// /wake_up?tags=weights) counts as awake.
 // Source: vLLM v1/metrics/loggers.py (record_sleep_state).
 const sleepState = "vllm:engine_sleep_state"
+
+// sleepOf returns the state of a label sleep_state. The samples of "awake" and "discard_all" together
+// show every state.
+func sleepOf(label string) Sleep {
+	switch label {
+	case "awake":
+		return Awake
+	case "discard_all":
+		return Discarded
+	}
+	return SleepUnknown
+}
+
+// of returns what the value of a sample about state s shows; SleepUnknown: nothing.
+func (s Sleep) of(value float64) Sleep {
+	switch {
+	case s == Awake && value == 0:
+		return Asleep
+	case s == Discarded && value == 0:
+		return SleepUnknown
+	}
+	return s
+}
 
 // sample is one line of the format with a needed name.
 type sample struct {
 	name     string
 	rank     int
 	value    float64
-	awake    bool  // sleepState: the sample is about the state "awake"
+	sleep    Sleep // sleepState: the state that the sample is about
 	block    int   // cache_config_info: tokens per block
 	capacity int64 // cache_config_info: tokens of KV
 	adapters adapterLabels
@@ -169,7 +191,7 @@ func (s *sample) labels(b []byte) (rest []byte, ok bool) {
 				return nil, false
 			}
 		case "sleep_state":
-			s.awake = string(value) == "awake"
+			s.sleep = sleepOf(string(value))
 		case "block_size":
 			s.block = int(natural(value, 1<<20))
 		case "num_gpu_blocks":

@@ -76,9 +76,13 @@ func TestReadMetrics(t *testing.T) {
 			rank(1, load.Report{Running: 5, Tokens: 4584, Capacity: 9168, Queued: -1, Usage: 0.5}),
 		}}},
 		{"vllm, one of two ranks sleeps", vllmMetrics + sleeps("0", "1", 0, 1) + sleeps("1", "1", 1, 0), Answer{BlockTokens: 16, Ranks: []Rank{
-			{Rank: 0, Asleep: true, Report: load.Report{Running: 3, Waiting: 2, Tokens: 2292, Capacity: 9168, Queued: -1, Usage: 0.25}},
-			rank(1, load.Report{Running: 5, Tokens: 4584, Capacity: 9168, Queued: -1, Usage: 0.5}),
+			{Rank: 0, Sleep: Asleep, Report: load.Report{Running: 3, Waiting: 2, Tokens: 2292, Capacity: 9168, Queued: -1, Usage: 0.25}},
+			{Rank: 1, Sleep: Awake, Report: load.Report{Running: 5, Tokens: 4584, Capacity: 9168, Queued: -1, Usage: 0.5}},
 		}}},
+		{"vllm, sleep without weights", `vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 1.0
+vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0
+vllm:num_requests_running{engine="0"} 1
+`, Answer{Ranks: []Rank{{Sleep: Discarded, Report: load.Report{Running: 1, Queued: -1}}}}},
 		{"vllm, sleep without the state awake", `vllm:num_requests_running{engine="0"} 1
 vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 1.0
 `, Answer{Ranks: []Rank{rank(0, load.Report{Running: 1, Queued: -1})}}},

@@ -223,6 +223,15 @@ func (r *recent) follow(tokens, requests, work float64, now time.Time) {
 	r.at.Store(now.UnixNano())
 }
 
+// LastPlaced returns when the last prompt was placed on the target; zero: never.
+func (c *Counter) LastPlaced() time.Time {
+	at := c.recent.at.Load()
+	if at == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, at)
+}
+
 func (r *recent) read(now time.Time) (tokens, requests, work float64) {
 	at := r.at.Load()
 	if at == 0 {

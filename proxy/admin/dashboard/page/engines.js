@@ -8,7 +8,7 @@ const roleOf = e => roles.some(([r]) => r === e.role) ? e.role : 'both'
 /** How bad the state of an engine is: good, warn or bad. */
 export function level(engine) {
   if (engine.state === 'unhealthy' || engine.state === 'down' || engine.circuit === 'open') return 'bad'
-  return engine.state === 'draining' || engine.state === 'asleep' || engine.circuit === 'half_open' || engine.index === 'disagrees' ? 'warn' : 'good'
+  return ['draining', 'asleep', 'waking'].includes(engine.state) || engine.circuit === 'half_open' || engine.index === 'disagrees' ? 'warn' : 'good'
 }
 
 const total = (engine, field) => engine.ranks.reduce((n, r) => n + (r[field] ?? 0), 0)
@@ -40,7 +40,7 @@ function card(engine) {
 function update(li, e, now, scale, rankScale) {
   setAttribute(li, 'data-level', level(e))
   setAttribute(li, 'data-engine', e.name)
-  const pills = [[{ready: 'good', draining: 'warn', asleep: 'warn'}[e.state] ?? 'bad', e.state === 'ready' ? 'ready' : `${e.state} for ${ago(now - e.since)}`]]
+  const pills = [[{ready: 'good', draining: 'warn', asleep: 'warn', waking: 'warn'}[e.state] ?? 'bad', e.state === 'ready' ? 'ready' : `${e.state} for ${ago(now - e.since)}`]]
   if (e.circuit !== 'closed') pills.push([e.circuit === 'open' ? 'bad' : 'warn', 'circuit ' + words(e.circuit)])
   if (e.restarts) pills.push(['', e.restarts === 1 ? '1 restart' : e.restarts + ' restarts'])
   redraw(li.querySelector('.pills'), pills, () => pills.flatMap(([l, text]) => [pill(l, text), ' ']))

@@ -26,7 +26,7 @@ function problems(s) {
   for (const e of s.engines) {
     if (e.state === 'unhealthy' || e.state === 'down') add(true, `Engine ${e.name} (${e.role}) is ${e.state}`)
     else if (e.circuit !== 'closed') add(e.circuit === 'open', `The circuit of engine ${e.name} is ${words(e.circuit)}`)
-    else if (e.state === 'draining' || e.state === 'asleep') add(false, `Engine ${e.name} is ${e.state}`)
+    else if (['draining', 'asleep', 'waking'].includes(e.state)) add(false, `Engine ${e.name} is ${e.state}`)
     if (e.index === 'disagrees') add(false, `The KV index and engine ${e.name} disagree: ${words(e.distrust)}`)
   }
   for (const role of ['prefill', 'decode']) {
