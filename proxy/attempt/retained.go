@@ -2,6 +2,7 @@ package attempt
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/retained"
+	"github.com/pdproxy/pdproxy/proxy/state/gaps"
 )
 
 // pullTurn makes prefill pull the KV of the previous turn from the bidirectional decode engine
@@ -32,7 +34,11 @@ func (a *attempt) pullTurn() {
 		return
 	}
 	a.turn, a.c.RetainedKV = k, k.Params()
-	env.Journal.Note("prefill pulls the KV of the previous turn from " + k.Holder().Name())
+	note := "prefill pulls the KV of the previous turn from " + k.Holder().Name()
+	if gap := k.Gap(); gap > 0 {
+		note += ", which ended " + gap.Round(time.Millisecond).String() + " ago"
+	}
+	env.Journal.Note(note)
 	env.Journal.RetainedKV("pulled")
 }
 
@@ -112,6 +118,7 @@ func (a *attempt) keepTurn(answer []byte, given bool) {
 		Name:    strings.Clone(env.Prompts.ClientID(env.Source())),
 		IDs:     ids,
 		Expires: retained.Expires(a.p.Decode, now),
+		Turn:    gaps.Turn{Ending: ending(env.Request.API, answer)},
 		Value:   k,
 	}, now) {
 		env.Journal.Fallback("turn_kv", coordinator.ReasonCoordinator)
@@ -119,6 +126,9 @@ func (a *attempt) keepTurn(answer []byte, given bool) {
 		return
 	}
 	env.Journal.RetainedKV("kept")
+	if d := k.Decision(); d.Policy != "" {
+		env.Journal.Note(fmt.Sprintf("decode keeps the KV of this turn for %v: %s expects the next turn with a likelihood of %.2f", d.Keep.Round(time.Millisecond), d.Policy, d.Likelihood))
+	}
 }
 
 // giveUpTurn frees the KV of the previous turn after an attempt that failed before prefill
