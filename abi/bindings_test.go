@@ -13,6 +13,7 @@ import (
 var bindings = []struct{ name, layout string }{
 	{"header", "Header 1"}, {"request", "Request 1"}, {"plan", "Plan 1"}, {"place", "Place 1"}, {"candidate", "Place 2"},
 	{"pair", "Place 3"}, {"mint", "Mint 1"}, {"leg", "Leg 1"}, {"edit", "Leg 2"}, {"finish", "Finish 1"},
+	{"gaps", "Retain 2"}, {"retain", "Retain 1"},
 	{"identity", "Identity 1"}, {"more", "Details 1"}, {"detail", "Details 2"}, {"prediction", "Predictions 1"}, {"traits", "Traits 1"},
 	{"headers", "Headers 1"}, {"declared", "Headers 2"},
 }
@@ -26,7 +27,7 @@ var constants = []struct {
 	{"need_prompt", uint64(NeedPrompt)}, {"need_blocks", uint64(NeedBlocks)}, {"need_conversation", uint64(NeedConversation)},
 	{"need_ranks", uint64(NeedRanks)}, {"need_pairs", uint64(NeedPairs)}, {"need_details", uint64(NeedDetails)}, {"need_identity", uint64(NeedIdentity)}, {"need_predictions", uint64(NeedPredictions)}, {"need_traits", uint64(NeedTraits)}, {"need_headers", uint64(NeedHeaders)},
 	{"flag_stream", flagStream}, {"flag_pair_broken", flagPairBroken}, {"flag_adapters", flagAdapters},
-	{"flag_tools", flagTools}, {"flag_images", flagImages}, {"flag_audio", flagAudio}, {"flag_present", flagPresent}, {"flag_cut", flagCut},
+	{"flag_tool_call", flagToolCall}, {"flag_tools", flagTools}, {"flag_images", flagImages}, {"flag_audio", flagAudio}, {"flag_present", flagPresent}, {"flag_cut", flagCut},
 	{"role_prefill", uint64(RolePrefill)}, {"role_decode", uint64(RoleDecode)},
 	{"flow_aggregated", uint64(FlowAggregated)}, {"flow_prefill_first", uint64(FlowPrefillFirst)},
 	{"flow_concurrent", uint64(FlowConcurrent)}, {"flow_decode_first", uint64(FlowDecodeFirst)},
@@ -37,6 +38,7 @@ var constants = []struct {
 	{"leg_send", uint64(LegSend)}, {"leg_failed", uint64(LegFailed)},
 	{"phase_prefill", uint64(Prefill)}, {"phase_decode", uint64(Decode)},
 	{"leg_pass", uint64(LegPass)}, {"leg_edited", uint64(LegEdited)}, {"leg_retry", uint64(LegRetry)}, {"leg_place_again", uint64(LegPlaceAgain)}, {"leg_give_up", uint64(LegGiveUp)},
+	{"full_likelihood", FullLikelihood},
 	{"set_header", uint64(EditSetHeader)}, {"add_header", uint64(EditAddHeader)}, {"remove_header", uint64(EditRemoveHeader)},
 	{"set_field", uint64(EditSetField)}, {"remove_field", uint64(EditRemoveField)}, {"max_edits", MaxEdits},
 	{"out_scored", OutScored}, {"out_low_wins", uint64(LowWins)}, {"out_high_wins", uint64(HighWins)}, {"out_seconds", uint64(UnitSeconds)},
@@ -90,7 +92,7 @@ func TestAlignment(t *testing.T) {
 			t.Errorf("%s: %d", name, at)
 		}
 	}
-	aligns := map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "text": 4, "table": 4, "": 8}
+	aligns := map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "text": 4, "table": 4, "gaps": 4, "": 8}
 	for name, table := range readTables(t) {
 		for _, f := range table.fields {
 			if f.at%aligns[f.kind] != 0 && f.size > 0 {
@@ -111,7 +113,7 @@ func member(f layoutField) string {
 func bindingC(tables map[string]*layoutTable) string {
 	types := map[string]string{
 		"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "i32": "int32_t", "f32": "float", "u64": "uint64_t", "i64": "int64_t",
-		"text": "pdproxy_text", "table": "pdproxy_table", "": "pdproxy_request",
+		"text": "pdproxy_text", "table": "pdproxy_table", "gaps": "pdproxy_gaps", "": "pdproxy_request",
 	}
 	var b strings.Builder
 	for _, c := range constants {
@@ -140,7 +142,7 @@ func bindingRust(tables map[string]*layoutTable) string {
 		}
 		fmt.Fprintf(&b, "pub const %s: %s = %d;\n", strings.ToUpper(c.name), kind, c.value)
 	}
-	types := map[string]string{"text": "Text", "table": "Table", "": "Request"}
+	types := map[string]string{"text": "Text", "table": "Table", "gaps": "Gaps", "": "Request"}
 	for _, s := range bindings {
 		name := strings.ToUpper(s.name[:1]) + s.name[1:]
 		fmt.Fprintf(&b, "\n#[repr(C)]\npub struct %s {\n", name)

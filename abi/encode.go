@@ -204,7 +204,7 @@ func begin(dst []byte, hook Hook, h *Header, facts, total int) writer {
 	if h.Extended {
 		version = 2
 		switch hook {
-		case HookMint:
+		case HookMint, HookRetain:
 		case HookPlace:
 			facts += moreSize + h.added()
 		default:

@@ -44,6 +44,13 @@ func finishFacts() *FinishFacts {
 	}
 }
 
+func retainFacts() *RetainFacts {
+	return &RetainFacts{
+		ToolCall: true, MostMillis: 450_000, Tokens: 1 << 33, Usage: 0.75,
+		Conversation: Gaps{1, 0.125, 2, 3, 4, 5, 6}, Tools: Gaps{7, 0.25, 8, 9, 10, 11, 12}, All: Gaps{13, 0.5, 14, 15, 16, 17, 18},
+	}
+}
+
 var header = Header{Policy: 3, Sequence: 41, Random: 42, UnixMilli: 1735689600123, Seed: 7}
 
 // TestFramesKeepTheFacts encodes and decodes the facts of each hook, in a frame
@@ -61,6 +68,7 @@ func TestFramesKeepTheFacts(t *testing.T) {
 	var minted MintFacts
 	var leg LegFacts
 	var finish FinishFacts
+	var retained RetainFacts
 	for _, tt := range []struct {
 		hook   Hook
 		facts  any
@@ -74,6 +82,7 @@ func TestFramesKeepTheFacts(t *testing.T) {
 		{HookMint, mint, MintFrameSize, func(b []byte) []byte { return AppendMint(b, &header, mint) }, func(b []byte) bool { return DecodeMint(b, &minted) }, &minted},
 		{HookLeg, legFacts(), legFacts().FrameSize(&Layout{}), func(b []byte) []byte { return AppendLeg(b, &header, legFacts()) }, func(b []byte) bool { return DecodeLeg(b, &leg) }, &leg},
 		{HookFinish, finishFacts(), finishFacts().FrameSize(&Layout{}), func(b []byte) []byte { return AppendFinish(b, &header, finishFacts()) }, func(b []byte) bool { return DecodeFinish(b, &finish) }, &finish},
+		{HookRetain, retainFacts(), RetainFrameSize, func(b []byte) []byte { return AppendRetain(b, &header, retainFacts()) }, func(b []byte) bool { return DecodeRetain(b, &retained) }, &retained},
 	} {
 		t.Run(tt.hook.String(), func(t *testing.T) {
 			frame := tt.append(nil)
@@ -99,7 +108,7 @@ func TestFramesKeepTheFacts(t *testing.T) {
 			if !reflect.DeepEqual(tt.got, tt.facts) {
 				t.Errorf("got  %+v\nwant %+v", tt.got, tt.facts)
 			}
-			if n := testing.AllocsPerRun(10, func() { tt.append(dirty[:0]); tt.decode(frame) }); n > 1 { // Leg and Finish allocate their facts
+			if n := testing.AllocsPerRun(10, func() { tt.append(dirty[:0]); tt.decode(frame) }); n > 1 { // some facts are allocated
 				t.Errorf("got %v allocations", n)
 			}
 		})
@@ -264,7 +273,7 @@ func TestEdits(t *testing.T) {
 }
 
 func TestHookNames(t *testing.T) {
-	for h := HookPlan; h <= HookFinish; h++ {
+	for h := HookPlan; h <= LastHook; h++ {
 		if got, ok := ParseHook(h.String()); got != h || !ok || h.Export() != "pdproxy_v1_on_"+h.String() {
 			t.Errorf("%d: ParseHook(h.String()) = %v, %v, %s", h, got, ok, h.Export())
 		}
@@ -292,6 +301,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(AppendMint(nil, &header, &MintFacts{UnixMilli: 5}))
 	f.Add(AppendLeg(nil, &header, legFacts()))
 	f.Add(AppendFinish(nil, &header, finishFacts()))
+	f.Add(AppendRetain(nil, &header, retainFacts()))
 	extended := header
 	extended.Extended = true
 	f.Add(AppendPlace(nil, &extended, detailed(3)))
@@ -312,6 +322,8 @@ func FuzzDecode(f *testing.F) {
 		DecodeMint(b, &mint)
 		var finish FinishFacts
 		DecodeFinish(b, &finish)
+		var retained RetainFacts
+		DecodeRetain(b, &retained)
 		var leg, again LegFacts
 		if DecodeLeg(b, &leg) {
 			h.Headers = nil
@@ -373,5 +385,16 @@ func TestAdapterState(t *testing.T) {
 	}
 	if _, ok := ParseAdapterState("loaded"); ok || AdapterState(200).String() != "unknown" {
 		t.Error("an unknown state is accepted")
+	}
+}
+
+func TestRetainDecision(t *testing.T) {
+	for _, d := range []RetainDecision{{}, {1, FullLikelihood}, {1<<32 - 1, 1}} {
+		if got, ok := UnpackRetain(d.Pack()); got != d || !ok {
+			t.Errorf("UnpackRetain(%+v.Pack()) = %+v, %v", d, got, ok)
+		}
+	}
+	if _, ok := UnpackRetain(1 << 48); ok {
+		t.Error("an undefined bit is accepted")
 	}
 }

@@ -11,10 +11,14 @@ const (
 	HookMint
 	HookLeg
 	HookFinish
+	HookRetain
+
+	// LastHook is the hook with the highest number.
+	LastHook = HookRetain
 )
 
 // hookNames are the names of the hooks; their exports are prefix + "on_" + name.
-var hookNames = [...]string{"none", "plan", "place", "mint", "leg", "finish"}
+var hookNames = [...]string{"none", "plan", "place", "mint", "leg", "finish", "retain"}
 
 // String returns the name of the hook in the list of policies, in metrics and
 // in explain.

@@ -40,6 +40,7 @@ typedef struct {
 #define PDPROXY_FLAG_STREAM 1ULL
 #define PDPROXY_FLAG_PAIR_BROKEN 2ULL
 #define PDPROXY_FLAG_ADAPTERS 4ULL
+#define PDPROXY_FLAG_TOOL_CALL 1ULL
 #define PDPROXY_FLAG_TOOLS 1ULL
 #define PDPROXY_FLAG_IMAGES 2ULL
 #define PDPROXY_FLAG_AUDIO 4ULL
@@ -76,6 +77,7 @@ typedef struct {
 #define PDPROXY_LEG_RETRY 1ULL
 #define PDPROXY_LEG_PLACE_AGAIN 2ULL
 #define PDPROXY_LEG_GIVE_UP 3ULL
+#define PDPROXY_FULL_LIKELIHOOD 65535ULL
 #define PDPROXY_SET_HEADER 1ULL
 #define PDPROXY_ADD_HEADER 2ULL
 #define PDPROXY_REMOVE_HEADER 3ULL
@@ -93,7 +95,7 @@ typedef struct {
 typedef struct {
 	uint32_t magic; /* PDF1, 0x31464450 */
 	uint16_t version; /* 1, or 2 if the policy needs a fact of version 2 */
-	uint16_t hook; /* 1 plan, 2 place, 3 mint, 4 leg, 5 finish */
+	uint16_t hook; /* 1 plan, 2 place, 3 mint, 4 leg, 5 finish, 6 retain */
 	uint32_t header_size; /* 64; the facts begin there */
 	uint32_t total_size; /* of the frame */
 	uint32_t policy; /* index of the policy among those of its hook */
@@ -244,6 +246,30 @@ typedef struct {
 _Static_assert(sizeof(pdproxy_finish) == 160, "pdproxy_finish");
 
 typedef struct {
+	float turns; /* number of turns, weighted; 0: nothing is known */
+	float back; /* share of these turns after which the next turn came within most_ms */
+	float p50_ms;
+	float p75_ms;
+	float p90_ms;
+	float p95_ms;
+	float p99_ms;
+	uint32_t reserved_28;
+} pdproxy_gaps;
+_Static_assert(sizeof(pdproxy_gaps) == 32, "pdproxy_gaps");
+
+typedef struct {
+	uint32_t flags; /* bit 0: the answer ended with a call of a tool */
+	uint32_t most_ms; /* longest time for which the host may retain the KV */
+	int64_t tokens; /* tokens whose KV is retained */
+	float usage; /* share of the KV memory of the decode engine in use; 0: unknown */
+	uint32_t reserved_20;
+	pdproxy_gaps conversation; /* of this conversation; 0 if the client did not name it */
+	pdproxy_gaps tools; /* of the called tool with the longest gaps; 0 without a tool */
+	pdproxy_gaps all; /* of all conversations */
+} pdproxy_retain;
+_Static_assert(sizeof(pdproxy_retain) == 120, "pdproxy_retain");
+
+typedef struct {
 	uint64_t client; /* 64-bit FNV-1a hash of the client's name, never of its key, 1 if the hash is 0; 0: unknown, as without keys */
 	uint32_t tenant; /* 32-bit FNV-1a hash of the tenant's name, 1 if the hash is 0; 0: unknown */
 	uint32_t class; /* the same hash of the name of the priority class; 0: no class is configured */
@@ -358,6 +384,12 @@ static inline int64_t pdproxy_placed(int32_t prefill, int32_t decode) {
 	return (int64_t)((uint64_t)(uint32_t)prefill << 32 | (uint32_t)decode);
 }
 
+/* pdproxy_retained is the answer of the retain hook: the time in ms, and the likelihood up to
+ * PDPROXY_FULL_LIKELIHOOD. */
+static inline int64_t pdproxy_retained(uint32_t ms, uint16_t likelihood) {
+	return (int64_t)((uint64_t)ms | (uint64_t)likelihood << 32);
+}
+
 /* pdproxy_planned is the answer of the plan hook: a decision, the HTTP status of a
  * rejection (0: 503), the limit of the time to first byte in ms (0: as configured). */
 static inline int64_t pdproxy_planned(uint64_t decision, uint16_t status, uint32_t limit_ms) {
@@ -405,6 +437,7 @@ static inline int pdproxy_edit_leg(uint32_t op, const char *name, const char *va
 #define PDPROXY_ON_MINT PDPROXY_HOOK(mint, int64_t)
 #define PDPROXY_ON_LEG PDPROXY_HOOK(leg, int64_t)
 #define PDPROXY_ON_FINISH PDPROXY_HOOK(finish, void)
+#define PDPROXY_ON_RETAIN PDPROXY_HOOK(retain, int64_t)
 
 /* PDPROXY_NEEDS(PDPROXY_NEED_BLOCKS) asks for additional facts. */
 #define PDPROXY_NEEDS(bits)                                                               \

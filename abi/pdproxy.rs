@@ -38,6 +38,7 @@ pub const NEED_HEADERS: u64 = 512;
 pub const FLAG_STREAM: u32 = 1;
 pub const FLAG_PAIR_BROKEN: u32 = 2;
 pub const FLAG_ADAPTERS: u32 = 4;
+pub const FLAG_TOOL_CALL: u32 = 1;
 pub const FLAG_TOOLS: u32 = 1;
 pub const FLAG_IMAGES: u32 = 2;
 pub const FLAG_AUDIO: u32 = 4;
@@ -74,6 +75,7 @@ pub const LEG_EDITED: u64 = 1;
 pub const LEG_RETRY: u64 = 1;
 pub const LEG_PLACE_AGAIN: u64 = 2;
 pub const LEG_GIVE_UP: u64 = 3;
+pub const FULL_LIKELIHOOD: u64 = 65535;
 pub const SET_HEADER: u32 = 1;
 pub const ADD_HEADER: u32 = 2;
 pub const REMOVE_HEADER: u32 = 3;
@@ -92,7 +94,7 @@ pub const OUT_BLOCKS: u32 = 1024;
 pub struct Header {
     pub magic: u32, // PDF1, 0x31464450
     pub version: u16, // 1, or 2 if the policy needs a fact of version 2
-    pub hook: u16, // 1 plan, 2 place, 3 mint, 4 leg, 5 finish
+    pub hook: u16, // 1 plan, 2 place, 3 mint, 4 leg, 5 finish, 6 retain
     pub header_size: u32, // 64; the facts begin there
     pub total_size: u32, // of the frame
     pub policy: u32, // index of the policy among those of its hook
@@ -250,6 +252,32 @@ pub struct Finish {
     pub reason: Text, // of the error
 }
 const _: () = assert!(core::mem::size_of::<Finish>() == 160);
+
+#[repr(C)]
+pub struct Gaps {
+    pub turns: f32, // number of turns, weighted; 0: nothing is known
+    pub back: f32, // share of these turns after which the next turn came within most_ms
+    pub p50_ms: f32,
+    pub p75_ms: f32,
+    pub p90_ms: f32,
+    pub p95_ms: f32,
+    pub p99_ms: f32,
+    pub reserved_28: u32,
+}
+const _: () = assert!(core::mem::size_of::<Gaps>() == 32);
+
+#[repr(C)]
+pub struct Retain {
+    pub flags: u32, // bit 0: the answer ended with a call of a tool
+    pub most_ms: u32, // longest time for which the host may retain the KV
+    pub tokens: i64, // tokens whose KV is retained
+    pub usage: f32, // share of the KV memory of the decode engine in use; 0: unknown
+    pub reserved_20: u32,
+    pub conversation: Gaps, // of this conversation; 0 if the client did not name it
+    pub tools: Gaps, // of the called tool with the longest gaps; 0 without a tool
+    pub all: Gaps, // of all conversations
+}
+const _: () = assert!(core::mem::size_of::<Retain>() == 120);
 
 #[repr(C)]
 pub struct Identity {
@@ -443,6 +471,11 @@ pub fn placed(prefill: i32, decode: i32) -> u64 {
     (prefill as u32 as u64) << 32 | decode as u32 as u64
 }
 
+/// The answer of the retain hook: the time in ms, and the likelihood up to FULL_LIKELIHOOD.
+pub fn retained(ms: u32, likelihood: u16) -> u64 {
+    ms as u64 | (likelihood as u64) << 32
+}
+
 /// The answer of the plan hook: a decision, the HTTP status of a rejection (0: 503), and
 /// the limit of the time to first byte in ms (0: as configured).
 pub fn planned(decision: u64, status: u16, limit_ms: u32) -> u64 {
@@ -491,6 +524,7 @@ hook!(on_plan, pdproxy_v1_on_plan, Plan, $);
 hook!(on_place, pdproxy_v1_on_place, Place, $);
 hook!(on_mint, pdproxy_v1_on_mint, Mint, $);
 hook!(on_leg, pdproxy_v1_on_leg, Leg, $);
+hook!(on_retain, pdproxy_v1_on_retain, Retain, $);
 
 macro_rules! on_finish {
     ($hook:path) => {

@@ -53,6 +53,13 @@ var layouts = map[string]map[string]int{
 		"first_byte_us": finFirstByte, "total_us": finTotal, "prompt_tokens": finPromptTokens, "cached_tokens": finCachedTokens,
 		"output_tokens": finOutputTokens, "attempts": finAttempts, "reason": finReason, "end": finSize,
 	},
+	"Retain 1": {
+		"flags": retainFlags, "most_ms": retainMost, "tokens": retainTokens, "usage": retainUsage,
+		"conversation": retainConversation, "tools": retainTools, "all": retainAll, "end": retainSize,
+	},
+	"Retain 2": {
+		"turns": gapsTurns, "back": gapsBack, "p50_ms": gapsP50, "p75_ms": gapsP75, "p90_ms": gapsP90, "p95_ms": gapsP95, "p99_ms": gapsP99, "end": gapsSize,
+	},
 	"Identity 1": {"client": identityClient, "tenant": identityTenant, "class": identityClass, "end": identitySize},
 	"Details 1":  {"details": moreDetails, "predictions": morePredictions, "end": moreSize},
 	"Traits 1":   {"salt": traitsSalt, "remaining_ms": traitsRemaining, "adapter": traitsAdapter, "flags": traitsFlags, "end": traitsSize},
@@ -72,7 +79,7 @@ var layouts = map[string]map[string]int{
 
 // sizes are the sizes in bytes of the types in README.md. A field without a
 // type gives its size directly.
-var sizes = map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "text": 8, "table": 12}
+var sizes = map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "text": 8, "table": 12, "gaps": gapsSize}
 
 // TestREADMELayouts: README.md and the code have the same fields at the same
 // offsets, without a gap between them.
@@ -190,6 +197,11 @@ func exampleFrames() map[string][]byte {
 			Request: r, Outcome: OutcomeOK, Flow: FlowPrefillFirst, Status: 200, Prefill: 1, Decode: 2, ID: 0x1007b010803, Attempts: 2,
 			Placed: 150, FirstByte: 250_000, Total: 900_000, PromptTokens: 100, CachedTokens: 64, OutputTokens: 16,
 		}),
+		"retain": AppendRetain(nil, h, &RetainFacts{
+			ToolCall: true, MostMillis: 450_000, Tokens: 2048, Usage: 0.5,
+			Tools: Gaps{Turns: 16, Back: 0.75, P50: 250, P75: 500, P90: 1000, P95: 2000, P99: 4000},
+			All:   Gaps{Turns: 64, Back: 0.5, P50: 500, P75: 1000, P90: 4000, P95: 8000, P99: 64000},
+		}),
 	}
 }
 
@@ -248,7 +260,7 @@ func TestREADMENames(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := []string{ExportScratch, ExportPolicies, ExportNeeds, ExportPolicyNeeds, ExportHeaders, ForeignNote, ForeignCounter, ForeignConversationGet, ForeignConversationPut, ForeignPrefixMatch}
-	for h := HookPlan; h <= HookFinish; h++ {
+	for h := HookPlan; h <= LastHook; h++ {
 		names = append(names, h.Export())
 	}
 	for _, name := range names {

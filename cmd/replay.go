@@ -30,6 +30,8 @@ import (
 type replayFlags struct {
 	fleet            replay.Config
 	traces, policies []string
+	agents           int
+	retains          []string
 	params           []string
 	variant          string
 	preset, model    string
@@ -40,8 +42,8 @@ type replayFlags struct {
 func (a *app) replayCommand() *cobra.Command {
 	var r replayFlags
 	c := &cobra.Command{
-		Use:   "replay --trace FILE [--policy NAME|FILE.wasm]",
-		Short: "Measure place policies on a recorded trace against a simulated fleet",
+		Use:   "replay {--trace FILE|--agents N} [--policy NAME|FILE.wasm]",
+		Short: "Measure policies on a recorded trace, or on agents, against a simulated fleet",
 		Long: `Measure place policies on a recorded trace against a simulated fleet, faster
 than real time.
 
@@ -55,16 +57,25 @@ and one unlimited cache for all prompts, the prefill work of the trace would use
 --load of the fleet's prefill capacity. The same flags give the same result,
 except for the decisions per second.
 
+With --agents, the command makes sessions of agents from the seed and measures retain
+policies: how long decode keeps the KV of a turn for the next turn. The next turn of a
+session begins after the answer and the time of a tool; most tools take less than 1 s.
+Some tools are sub-agents with sessions of their own. One --policy places all requests
+(default kv_aware), and --retain names the retain policies (default all built-in ones).
+
 --variant plays another trace, which the command makes from the conversations of
 the given one. The same kind and seed give the same trace.`,
 		Example: `  pdproxy replay --trace trace.jsonl --policy least_load --policy kv_aware
   pdproxy replay --trace trace.jsonl --policy my-router.wasm --html report.html
-  pdproxy replay --trace trace.jsonl --variant shifted:2 --policy kv_aware`,
+  pdproxy replay --trace trace.jsonl --variant shifted:2 --policy kv_aware
+  pdproxy replay --agents 300 --prefill 2 --ranks 1 --decode 2 --load 0.5`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return a.replay(&r) },
 	}
 	f := c.Flags()
 	f.StringArrayVar(&r.traces, "trace", nil, "file with a trace; repeatable, except with --json")
+	f.IntVar(&r.agents, "agents", 0, "number of sessions of agents, instead of a trace")
+	f.StringArrayVar(&r.retains, "retain", nil, "retain policy (%s) for --agents; repeatable; default all")
 	f.StringVar(&r.variant, "variant", "", "KIND:SEED: play a trace made from the conversations of each trace; the kinds are %s")
 	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy (%s), FILE.wasm, or FILE.wasm/NAME for a module with several policies; repeatable; default all built-in policies")
 	f.StringArrayVar(&r.params, "param", nil, "parameter of a built-in policy, such as kv_aware.patience=16; repeatable")
@@ -81,7 +92,15 @@ the given one. The same kind and seed give the same trace.`,
 	f.DurationVar(&r.itl, "slo-itl", 0, "limit of a good request for the mean time between tokens; 0: as in the preset")
 	f.Uint64Var(&r.fleet.Seed, "seed", 1, "seed of the random numbers for policies")
 	f.StringVar(&r.html, "html", "", "file for a report with plots")
+	completeReplay(c)
+	return a.addJSON(a.addLog(c))
+}
+
+// completeReplay gives the flags of the command their values and completions.
+func completeReplay(c *cobra.Command) {
+	f := c.Flags()
 	chooseOf(c, "runtime", "wasm", "native")
+	choose(c, f, "retain", choice{allowed: policies.RetainNames()})
 	chooseOf(c, "preset", replay.Presets()...)
 	choose(c, f, "variant", choice{allowed: replay.Variants(), cut: ahead(":")})
 	choose(c, f, "policy", choice{allowed: policies.PlaceNames(), suffixes: []string{"wasm"}, other: func(name string) bool {
@@ -91,7 +110,6 @@ the given one. The same kind and seed give the same trace.`,
 	completeFile(c, "jsonl", "trace")
 	completeFile(c, "toml", "model-file")
 	completeFile(c, "html", "html")
-	return a.addJSON(a.addLog(c))
 }
 
 func (a *app) replay(r *replayFlags) error {
@@ -99,17 +117,11 @@ func (a *app) replay(r *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case len(r.traces) == 0:
-		return fmt.Errorf("--trace is needed")
-	case len(r.traces) > 1 && a.json:
-		return fmt.Errorf("--trace: one with --json")
-	case r.ttft < 0:
-		return fmt.Errorf("--slo-ttft: must not be negative")
-	case r.itl < 0:
-		return fmt.Errorf("--slo-itl: must not be negative")
-	case len(r.policies) == 0:
-		r.policies = policies.PlaceNames()
+	if r.agents > 0 {
+		return a.replayAgents(r, log)
+	}
+	if err := r.check(a.json); err != nil {
+		return err
 	}
 	if err := r.readModel(); err != nil {
 		return err
@@ -138,7 +150,7 @@ func (a *app) replay(r *replayFlags) error {
 		for i, lab := range labs {
 			// Each run has a separate set, because a guest may keep state of an earlier
 			// run.
-			p, err := newPlacer(name, params, r.runtime == "native", log)
+			p, err := newPlacer(name, defaultRetain, params, r.runtime == "native", log)
 			if err != nil {
 				return fmt.Errorf("--policy %s: %w", name, err)
 			}
@@ -153,6 +165,27 @@ func (a *app) replay(r *replayFlags) error {
 		reports = append(reports, lab.Report(results[i]))
 	}
 	return exit.Failed(a.writeReports(reports, page))
+}
+
+// check checks the flags for traces, and sets the default of --policy.
+func (r *replayFlags) check(json bool) error {
+	switch {
+	case r.agents < 0:
+		return fmt.Errorf("--agents: must not be negative")
+	case len(r.retains) > 0:
+		return fmt.Errorf("--retain: needs --agents")
+	case len(r.traces) == 0:
+		return fmt.Errorf("--trace or --agents is needed")
+	case len(r.traces) > 1 && json:
+		return fmt.Errorf("--trace: one with --json")
+	case r.ttft < 0:
+		return fmt.Errorf("--slo-ttft: must not be negative")
+	case r.itl < 0:
+		return fmt.Errorf("--slo-itl: must not be negative")
+	case len(r.policies) == 0:
+		r.policies = policies.PlaceNames()
+	}
+	return nil
 }
 
 // writeReports prints the reports. page is the file for the report with plots, nil for none.
@@ -265,13 +298,13 @@ type placer struct{ set *plugins.Set }
 const replayBudget = 10 * time.Second
 
 // newPlacer loads a built-in policy or a policy of a module.
-func newPlacer(name string, params policies.Params, native bool, log *slog.Logger) (*placer, error) {
+func newPlacer(name, retain string, params policies.Params, native bool, log *slog.Logger) (*placer, error) {
 	built, err := policies.New(params)
 	if err != nil {
 		return nil, err
 	}
 	cfg := plugins.Config{
-		Natives: node.Natives(built), Params: params.Text(), Plan: []string{"auto"}, Place: name, Mint: "snowflake",
+		Natives: node.Natives(built), Params: params.Text(), Plan: []string{"auto"}, Place: name, Mint: "snowflake", Retain: retain,
 		Native: native, Budget: replayBudget,
 	}
 	path, in, isFile := cutWasm(name)

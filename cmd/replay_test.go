@@ -114,7 +114,7 @@ func TestReplayRefuses(t *testing.T) {
 		code int
 		err  string
 	}{
-		"no trace":        {[]string{"replay"}, exit.Usage, "--trace is needed"},
+		"no trace":        {[]string{"replay"}, exit.Usage, "--trace or --agents is needed"},
 		"no such trace":   {[]string{"replay", "--trace", "/nonexistent"}, exit.Usage, "/nonexistent"},
 		"not a trace":     {[]string{"replay", "--trace", model}, exit.Usage, "line 1"},
 		"two with JSON":   {replayFleet("--trace", replayTrace, "--json"), exit.Usage, "--trace"},
@@ -158,5 +158,45 @@ func TestReplayWarnsOfOtherBlocks(t *testing.T) {
 	code, _, errs := run(replayFleet("--block-tokens", "64", "--blocks-per-rank", "4000", "--policy", "round_robin", "--runtime", "native")...)
 	if code != exit.OK || !strings.Contains(errs, "--block-tokens") {
 		t.Errorf("exit %d: %s", code, errs)
+	}
+}
+
+// TestReplayAgents: the command compares the retain policies on the same sessions.
+func TestReplayAgents(t *testing.T) {
+	fleet := []string{"replay", "--agents", "5", "--prefill", "1", "--ranks", "1", "--decode", "1", "--load", "0.3", "--runtime", "native"}
+	code, out, errs := run(append(fleet, "--json")...)
+	var report struct {
+		Sessions, Turns int
+		Rows            []struct {
+			Retain string
+			TTFT   float64        `json:"ttft_p95_ms"`
+			Held   float64        `json:"held_block_seconds"`
+			Counts map[string]int `json:"results"`
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &report); err != nil || code != exit.OK {
+		t.Fatalf("exit %d: %v, %s", code, err, errs)
+	}
+	if report.Sessions != 5 || len(report.Rows) != len(policies.RetainNames()) {
+		t.Fatalf("%+v", report)
+	}
+	for i, name := range policies.RetainNames() {
+		row := report.Rows[i]
+		if row.Retain != name || row.TTFT <= 0 || (row.Held == 0) != (name == "none") || row.Counts["freed"] == report.Turns != (name == "none") {
+			t.Errorf("row %d: %+v", i, row)
+		}
+	}
+	if code, out, errs = run(append(fleet, "--retain", "likely")...); code != exit.OK || !strings.Contains(out, "likely") || strings.Contains(out, "lease") {
+		t.Errorf("exit %d: %s%s", code, out, errs)
+	}
+	for _, args := range [][]string{
+		{"--trace", replayTrace}, {"--variant", "shifted:1"}, {"--html", "x.html"}, {"--slo-ttft", "1s"}, {"--policy", "kv_aware", "--policy", "least_load"}, {"--retain", "forever"}, {"--agents", "-1"},
+	} {
+		if code, _, errs := run(append(fleet, args...)...); code != exit.Usage || !strings.Contains(errs, args[0]) {
+			t.Errorf("%v: exit %d, %s", args, code, errs)
+		}
+	}
+	if code, _, errs := run("replay", "--trace", replayTrace, "--retain", "likely"); code != exit.Usage || !strings.Contains(errs, "--agents") {
+		t.Errorf("--retain with a trace: exit %d, %s", code, errs)
 	}
 }

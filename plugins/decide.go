@@ -54,6 +54,11 @@ func (s *Set) Mint(_ context.Context, f *abi.MintFacts) (id uint64, by string, o
 	return ask(s, func(t *table) *minter { return &t.mint }, (*policy.Policy).Mint, f)
 }
 
+// Retain calls the retain policy, as Plan does.
+func (s *Set) Retain(f *abi.RetainFacts) (d abi.RetainDecision, by string, ok bool) {
+	return ask(s, func(t *table) *retainer { return &t.retain }, (*policy.Policy).Retain, f)
+}
+
 // ask gets a decision of one policy of the table. It repeats the call if the policy's
 // version was replaced in the meantime. in selects the decider of a table. call calls the
 // decider's hook in WebAssembly.

@@ -54,11 +54,14 @@ func TestBuiltins(t *testing.T) {
 		if id, by, ok := w.Mint(t.Context(), &abi.MintFacts{UnixMilli: abi.DisaggEpochMilli}); !ok || by != "snowflake" || id != abi.MinDisaggID {
 			t.Errorf("mint: %d, %q, %v", id, by, ok)
 		}
+		if d, by, ok := w.Retain(&abi.RetainFacts{MostMillis: 9}); !ok || by != "likely" || d.Millis != 9 {
+			t.Errorf("retain: %+v, %q, %v", d, by, ok)
+		}
 		if w.HasLegs() {
 			t.Error("the built-in policies have a leg hook")
 		}
 	}
-	if n := len(w.Rows()); n != 3 {
+	if n := len(w.Rows()); n != 4 {
 		t.Errorf("got %d rows", n)
 	}
 	sha := w.row("auto", "plan").SHA256
@@ -175,12 +178,13 @@ func TestApplyRefuses(t *testing.T) {
 		"configure false":  {changed(func(s *Spec) { s.Config = "configure=false" }), "plugin[1]", "proxy_on_configure"},
 		"configure traps":  {changed(func(s *Spec) { s.Config = "configure=trap" }), "plugin[1]", "configure"},
 		"memory too small": {changed(func(s *Spec) { s.MemoryPages = 3 }), "plugin[1]", "memory"},
-		"unknown place":    {Config{Plan: []string{"auto"}, Place: "x", Mint: "snowflake", Native: true}, "policy.place", `"x" is neither`},
-		"unknown plan":     {Config{Plan: []string{"y", "auto"}, Place: "least_load", Mint: "snowflake", Native: true}, "policy.order[0]", `"y" is neither`},
+		"unknown place":    {Config{Plan: []string{"auto"}, Place: "x", Mint: "snowflake", Retain: "likely", Native: true}, "policy.place", `"x" is neither`},
+		"unknown plan":     {Config{Plan: []string{"y", "auto"}, Place: "least_load", Mint: "snowflake", Retain: "likely", Native: true}, "policy.order[0]", `"y" is neither`},
 		"unknown mint":     {Config{Plan: []string{"auto"}, Place: "least_load", Mint: "z", Native: true}, "policy.mint", `"z" is neither`},
+		"unknown retain":   {Config{Plan: []string{"auto"}, Place: "least_load", Mint: "snowflake", Retain: "z", Native: true}, "policy.retain", `"z" is neither`},
 		"unknown in wasm":  {Config{Plan: []string{"auto"}, Place: "least_load", Mint: "z", Budget: time.Second}, "policy.mint", `"z" is neither`},
-		"several named":    {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n", Mint: "snowflake", Native: true}, "policy.place", "n/last, n/first"},
-		"unknown named":    {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n/x", Mint: "snowflake", Native: true}, "policy.place", "n/last, n/first"},
+		"several named":    {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n", Mint: "snowflake", Retain: "likely", Native: true}, "policy.place", "n/last, n/first"},
+		"unknown named":    {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n/x", Mint: "snowflake", Retain: "likely", Native: true}, "policy.place", "n/last, n/first"},
 		"hook is absent":   {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n/last", Mint: "n", Native: true}, "policy.mint", "pdproxy_v1_on_mint"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -198,7 +202,7 @@ func TestApplyRefuses(t *testing.T) {
 			}
 		})
 	}
-	if len(w.Rows()) != 7 { // auto, snowflake and the guest's five
+	if len(w.Rows()) != 8 { // auto, snowflake, likely and the guest's five
 		t.Errorf("rows %+v", w.Rows())
 	}
 }
@@ -675,12 +679,12 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 	w := newWorld(t)
 	w.config.Native = false
 	w.apply()
-	plan, place, mint := &abi.PlanFacts{BothTargets: 1}, policytest.Pair(""), &abi.MintFacts{}
+	plan, place, mint, retain := &abi.PlanFacts{BothTargets: 1}, policytest.Pair(""), &abi.MintFacts{}, &abi.RetainFacts{}
 	ctx := t.Context()
-	all := func() { w.Plan(ctx, plan); w.Place(ctx, place); w.Mint(ctx, mint) }
+	all := func() { w.Plan(ctx, plan); w.Place(ctx, place); w.Mint(ctx, mint); w.Retain(retain) }
 	all()
 	if n := testing.AllocsPerRun(200, all); n != 0 {
-		t.Errorf("got %v allocations in three decisions", n)
+		t.Errorf("got %v allocations in four decisions", n)
 	}
 }
 

@@ -27,6 +27,9 @@ type Config struct {
 	Place string
 	Mint  string
 
+	// Retain has no needs: its frame is the same for all policies.
+	Retain string
+
 	Native  bool          // run built-in policies compiled in, not as WebAssembly
 	Natives Natives       // the compiled-in policies, with their parameters
 	Params  string        // the parameters as configuration text of the module of built-in policies
@@ -83,6 +86,8 @@ type Natives struct {
 	Place func(name string) (func(*abi.PlaceFacts) abi.PlaceDecision, bool)
 	Mint  func(name string) (func(*abi.MintFacts) uint64, bool)
 	Needs func(name string) abi.Needs // the needs of a policy
+
+	Retain func(name string) (func(*abi.RetainFacts) abi.RetainDecision, bool)
 }
 
 // Error names the part of a Config that cannot be used.

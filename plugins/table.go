@@ -22,6 +22,7 @@ type table struct {
 	plan   []planner
 	place  placer
 	mint   minter
+	retain retainer
 	legs   []*policy.Policy // in the order of the configuration
 	finish []*policy.Policy
 
@@ -41,6 +42,8 @@ type (
 	planner = decider[*abi.PlanFacts, abi.PlanDecision]
 	placer  = decider[*abi.PlaceFacts, abi.PlaceDecision]
 	minter  = decider[*abi.MintFacts, uint64]
+
+	retainer = decider[*abi.RetainFacts, abi.RetainDecision]
 )
 
 // decide calls the compiled-in policy.
@@ -76,12 +79,8 @@ func (s *Set) resolve(t *table) error {
 			return Errors{{Key: "policy.plan", Err: err}}
 		}
 	}
-	var err error
-	if t.place, err = find(s, t, abi.HookPlace, c.Place, c.Natives.Place); err != nil {
-		return Errors{{Key: "policy.place", Err: err}}
-	}
-	if t.mint, err = find(s, t, abi.HookMint, c.Mint, c.Natives.Mint); err != nil {
-		return Errors{{Key: "policy.mint", Err: err}}
+	if err := s.resolveSingle(t); err != nil {
+		return err
 	}
 	t.headers = nil
 	t.declare(t.place.wasm)
@@ -119,6 +118,21 @@ func (s *Set) resolve(t *table) error {
 	}
 	if n := len(t.headers); n > abi.MaxAllHeaders {
 		return Errors{{Key: "plugin", Err: fmt.Errorf("the policies in use declare %d different request headers, at most %d are possible: %s", n, abi.MaxAllHeaders, t.declarations())}}
+	}
+	return nil
+}
+
+// resolveSingle finds the policies of the hooks that have one policy each.
+func (s *Set) resolveSingle(t *table) (err error) {
+	c := t.config
+	if t.place, err = find(s, t, abi.HookPlace, c.Place, c.Natives.Place); err != nil {
+		return Errors{{Key: "policy.place", Err: err}}
+	}
+	if t.mint, err = find(s, t, abi.HookMint, c.Mint, c.Natives.Mint); err != nil {
+		return Errors{{Key: "policy.mint", Err: err}}
+	}
+	if t.retain, err = find(s, t, abi.HookRetain, c.Retain, c.Natives.Retain); err != nil {
+		return Errors{{Key: "policy.retain", Err: err}}
 	}
 	return nil
 }
@@ -196,7 +210,7 @@ type nativeKey struct {
 // needsBuiltin reports whether the configuration names a policy that no plugin
 // has.
 func (c *Config) needsBuiltin() bool {
-	for _, name := range append([]string{c.Place, c.Mint}, c.Plan...) {
+	for _, name := range append([]string{c.Place, c.Mint, c.Retain}, c.Plan...) {
 		plugin, _, _ := strings.Cut(name, "/")
 		if !slices.ContainsFunc(c.Plugins, func(p Spec) bool { return p.Name == plugin }) {
 			return true

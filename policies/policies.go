@@ -25,6 +25,9 @@ type Placer func(*abi.PlaceFacts) abi.PlaceDecision
 // Minter is a mint policy.
 type Minter func(*abi.MintFacts) uint64
 
+// Retainer is a retain policy.
+type Retainer func(*abi.RetainFacts) abi.RetainDecision
+
 // Params are the configured parameters by policy and name, as in the tables
 // [policy.params.NAME] of the configuration. A parameter that is absent keeps
 // its default.
@@ -81,8 +84,14 @@ func (s *Set) Mint(name string) (Minter, bool) {
 	return p.Decide, ok
 }
 
-// Plan returns the plan policy of that name with default parameters. Place and
-// Mint do the same for their hooks.
+// Retain returns the retain policy of that name in the configuration.
+func (s *Set) Retain(name string) (Retainer, bool) {
+	p, ok := find(s.all.Retains(), name)
+	return p.Decide, ok
+}
+
+// Plan returns the plan policy of that name with default parameters. Place, Mint
+// and Retain do the same for their hooks.
 func Plan(name string) (Planner, bool) { return defaults().Plan(name) }
 
 // Place returns the place policy of that name.
@@ -90,6 +99,9 @@ func Place(name string) (Placer, bool) { return defaults().Place(name) }
 
 // Mint returns the mint policy of that name.
 func Mint(name string) (Minter, bool) { return defaults().Mint(name) }
+
+// Retain returns the retain policy of that name.
+func Retain(name string) (Retainer, bool) { return defaults().Retain(name) }
 
 // Needs returns the needs of the policy of that name with default parameters.
 func Needs(name string) abi.Needs { return defaults().Needs(name) }
@@ -103,7 +115,8 @@ func (s *Set) Needs(name string) abi.Needs {
 	plan, _ := find(s.all.Plans(), name)
 	place, _ := find(s.all.Places(), name)
 	mint, _ := find(s.all.Mints(), name)
-	return plan.Needs | place.Needs | mint.Needs
+	retain, _ := find(s.all.Retains(), name)
+	return plan.Needs | place.Needs | mint.Needs | retain.Needs
 }
 
 // PlanNames lists the names of the plan policies in the configuration, in the
@@ -115,6 +128,9 @@ func PlaceNames() []string { return names(builtin.New().Places()) }
 
 // MintNames lists the names of the mint policies, as PlanNames.
 func MintNames() []string { return names(builtin.New().Mints()) }
+
+// RetainNames lists the names of the retain policies, as PlanNames.
+func RetainNames() []string { return names(builtin.New().Retains()) }
 
 // Param describes one parameter of a policy.
 type Param struct {

@@ -26,6 +26,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/turns"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/engine/saturation"
@@ -61,7 +62,9 @@ type Options struct {
 	Filters *atomic.Bool // false: there are no filters now, and requests skip the handler of Wrap; nil: they never skip it
 	// Turns connects to the coordinator, which stores the KV that decode engines retain for
 	// the next turns of the fleet. nil: this process stores it.
-	Turns   *fleet.Client
+	Turns *fleet.Client
+	// Retain is the policy that decides how long KV of turns is retained, in a process that stores it.
+	Retain  turns.Decide
 	Workers admin.Workers // of a coordinator, which also answers operators for them; nil: none
 	// Knowledge is the data of this process about the engines' KV, for operators. Its fields are
 	// nil in a worker.
@@ -132,7 +135,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 	})
 	s.cleanups = cleanup.New(cleanup.Options{Registry: options.Registry, Memory: s.memory, Metrics: options.Metrics, Log: options.Log})
 	free := retained.Freer{Registry: options.Registry, Cleanups: s.cleanups}
-	s.retained = retained.NewLocal(free)
+	s.retained = retained.NewLocal(free, options.Retain, options.Metrics)
 	if options.Turns != nil {
 		s.retained = retained.NewFleet(free, options.Turns)
 	}

@@ -77,6 +77,12 @@ func exportFinish(ptr, size uint32) {
 	onFinish(frame)
 }
 
+//go:wasmexport pdproxy_v1_on_retain
+func exportRetain(ptr, size uint32) uint64 {
+	frame, _ := frameAt(ptr, size)
+	return onRetain(frame)
+}
+
 // frameAt returns the frame and the free part of the scratch buffer after it;
 // nil for a frame that does not begin at the start of the buffer.
 func frameAt(ptr, size uint32) (frame, room []byte) {

@@ -63,6 +63,7 @@ var (
 	mints    policies[func(*abi.MintFacts) uint64]
 	legs     policies[func(*abi.LegFacts, *abi.Edits) abi.LegDecision]
 	finishes policies[func(*abi.FinishFacts)]
+	retains  policies[func(*abi.RetainFacts) abi.RetainDecision]
 	needs    abi.Needs
 	headers  []string
 	config   string
@@ -108,6 +109,11 @@ func Finish(name string, policy func(*abi.FinishFacts), needs ...abi.Needs) {
 	finishes.add(name, policy, needs)
 }
 
+// Retain registers a retain policy.
+func Retain(name string, policy func(*abi.RetainFacts) abi.RetainDecision, needs ...abi.Needs) {
+	retains.add(name, policy, needs)
+}
+
 // Need requests additional facts for all policies of the module.
 func Need(n abi.Needs) { needs |= n }
 
@@ -139,7 +145,7 @@ func Configured(text string) (ok bool) {
 // list returns the policies of the module, one a line, as "place name".
 func list() string {
 	text := ""
-	for h := abi.HookPlan; h <= abi.HookFinish; h++ {
+	for h := abi.HookPlan; h <= abi.LastHook; h++ {
 		names, _ := listed(h)
 		for _, name := range names {
 			text += h.String() + " " + name + "\n"
@@ -152,7 +158,7 @@ func list() string {
 // "place name 6".
 func listNeeds() string {
 	text := ""
-	for h := abi.HookPlan; h <= abi.HookFinish; h++ {
+	for h := abi.HookPlan; h <= abi.LastHook; h++ {
 		names, needs := listed(h)
 		for i, n := range needs {
 			if n != 0 {
@@ -174,6 +180,8 @@ func listed(h abi.Hook) ([]string, []abi.Needs) {
 		return mints.names, mints.needs
 	case abi.HookLeg:
 		return legs.names, legs.needs
+	case abi.HookRetain:
+		return retains.names, retains.needs
 	}
 	return finishes.names, finishes.needs
 }

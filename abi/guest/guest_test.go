@@ -30,6 +30,9 @@ func init() {
 		return abi.LegEdited
 	})
 	Finish("counts", func(f *abi.FinishFacts) { finished = append(finished, f.OutputTokens) }, abi.NeedBlocks, abi.NeedPairs)
+	Retain("tools", func(f *abi.RetainFacts) abi.RetainDecision {
+		return abi.RetainDecision{Millis: f.MostMillis, Likelihood: uint16(f.Tools.P90)}
+	})
 	Need(abi.NeedPrompt)
 	Need(abi.NeedPairs)
 	OnConfigure(func(text string) bool { return text != "bad" })
@@ -38,7 +41,7 @@ func init() {
 var finished []int64
 
 func TestList(t *testing.T) {
-	want := "plan strict\nplace last\nplace scored\nmint fixed\nleg edits\nfinish counts\n"
+	want := "plan strict\nplace last\nplace scored\nmint fixed\nleg edits\nfinish counts\nretain tools\n"
 	if got := list(); got != want {
 		t.Errorf("policies %q, want %q", got, want)
 	}
@@ -81,9 +84,13 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-func TestMintAndFinish(t *testing.T) {
+func TestMintRetainAndFinish(t *testing.T) {
 	if id := onMint(abi.AppendMint(nil, &abi.Header{}, &abi.MintFacts{Counter: 9})); id != abi.MinDisaggID+9 {
 		t.Errorf("id %d", id)
+	}
+	want := abi.RetainDecision{Millis: 50, Likelihood: 7}
+	if d, ok := abi.UnpackRetain(onRetain(abi.AppendRetain(nil, &abi.Header{}, &abi.RetainFacts{MostMillis: 50, Tools: abi.Gaps{P90: 7}}))); d != want || !ok {
+		t.Errorf("decision %+v, want %+v", d, want)
 	}
 	finished = nil
 	onFinish(abi.AppendFinish(nil, &abi.Header{}, &abi.FinishFacts{OutputTokens: 77}))
@@ -119,7 +126,7 @@ func TestForeignFrames(t *testing.T) {
 	absent := abi.AppendPlace(nil, &abi.Header{Policy: 2}, &abi.PlaceFacts{Fixed: -1})
 	for name, got := range map[string]uint64{
 		"plan": onPlan(mint), "place": onPlace(mint) ^ none, "leg": onLeg(mint, nil), "mint": onMint(absent),
-		"absent policy": onPlace(absent) ^ none, "empty": onPlan(nil), "cut off": onMint(mint[:70]),
+		"retain": ^onRetain(mint), "absent policy": onPlace(absent) ^ none, "empty": onPlan(nil), "cut off": onMint(mint[:70]),
 	} {
 		if got != 0 {
 			t.Errorf("%s: %#x", name, got)

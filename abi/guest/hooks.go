@@ -11,9 +11,11 @@ var (
 	legFacts    abi.LegFacts
 	legEdits    abi.Edits
 	finishFacts abi.FinishFacts
+	retainFacts abi.RetainFacts
 )
 
-// none is the answer of place to a frame that it cannot read: no row.
+// none is the answer of place to a frame that it cannot read: no row. The answer of retain is
+// ^0, which the contract does not define.
 var none = abi.PlaceDecision{Prefill: -1, Decode: -1}.Pack()
 
 // refuse logs that a frame cannot be decoded or has no policy.
@@ -78,6 +80,14 @@ func onFinish(frame []byte) {
 	}
 	nameHeaders(&finishFacts.Request)
 	finishes.funcs[abi.PolicyOf(frame)](&finishFacts)
+}
+
+func onRetain(frame []byte) uint64 {
+	if !abi.DecodeRetain(frame, &retainFacts) || int(abi.PolicyOf(frame)) >= len(retains.funcs) {
+		refuse(abi.HookRetain)
+		return ^uint64(0)
+	}
+	return retains.funcs[abi.PolicyOf(frame)](&retainFacts).Pack()
 }
 
 // nameHeaders gives the headers of the frame the names that the module declared.

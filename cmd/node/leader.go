@@ -62,6 +62,7 @@ func (n *Node) newLeaderSide(a fleetAccess) coordinator.Coordinator {
 				n.log.Warn("KV blocks that a dead worker left on engines are not freed; the engines free them after their own time-out", "error", err)
 			}
 		},
+		Retain: n.plugins.Retain, Turns: n.metrics,
 		OnForget: func(k *fleet.RetainedKV) {
 			if err := n.server.ForgetTurn(k); err != nil {
 				n.log.Warn("KV that a decode engine keeps of a turn is not freed; the engine frees it after its own time-out", "engine", k.Holder.Name(), "error", err)

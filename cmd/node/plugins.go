@@ -79,6 +79,10 @@ func Natives(built *policies.Set) plugins.Natives {
 			f, ok := built.Mint(name)
 			return f, ok
 		},
+		Retain: func(name string) (func(*abi.RetainFacts) abi.RetainDecision, bool) {
+			f, ok := built.Retain(name)
+			return f, ok
+		},
 		Needs: built.Needs,
 	}
 }
@@ -120,7 +124,7 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 	c := plugins.Config{
 		Natives: Natives(built), Params: params.Text(),
 		Upstreams: make(map[string]*url.URL),
-		Plan:      slices.Clone(cfg.Policy.Order), Place: cfg.Policy.Place, Mint: cfg.Policy.Mint,
+		Plan:      slices.Clone(cfg.Policy.Order), Place: cfg.Policy.Place, Mint: cfg.Policy.Mint, Retain: cfg.Policy.Retain,
 		Native: cfg.Policy.Runtime == "native",
 		Budget: time.Duration(cfg.Timeouts.Policy),
 		Limits: filter.Limits{MaxBody: int64(cfg.Server.MaxBody), ReadTimeout: time.Duration(cfg.Server.ReadTimeout)},

@@ -25,7 +25,7 @@ var reloadedKeys = []string{
 	"limits.max_exchanges", "limits.queue", "limits.queue_timeout", "limits.no_engine_timeout", "limits.max_reading", "limits.per_client",
 	"limits.max_connections", "limits.max_connections_per_address", "limits.buffer_memory", "limits.priority_header", "limits.deadline_header",
 	"limits.fairness_header", "limits.saturation_queue_depth", "limits.saturation_kv_usage", "limits.trust_priority",
-	"policy.plan", "policy.place", "policy.mint", "policy.order", "policy.runtime", "policy.params",
+	"policy.plan", "policy.place", "policy.mint", "policy.retain", "policy.order", "policy.runtime", "policy.params",
 	"conversation.fields", "conversation.headers", "conversation.parent_headers", "conversation.late_fields",
 	"plugin", "upstream", "model", "remote", "priority_class", "tenant", "jwt", "engine",
 	"health.interval", "health.suspect_interval", "health.timeout", "health.unhealthy_after", "health.healthy_after", "health.load_interval",

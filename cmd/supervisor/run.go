@@ -130,7 +130,7 @@ func logStart(o Options, cfg *config.Config, url, admin string) {
 		plan = append(plan, cfg.Policy.Plan)
 	}
 	o.Log.Info("pdproxy starts", "version", o.Version, "config", o.Path, "url", url, "admin", admin,
-		"plan", strings.Join(plan, ","), "place", cfg.Policy.Place, "mint", cfg.Policy.Mint,
+		"plan", strings.Join(plan, ","), "place", cfg.Policy.Place, "mint", cfg.Policy.Mint, "retain", cfg.Policy.Retain,
 		"plugins", len(cfg.Plugins), "engines", len(cfg.AllEngines()), "workers", cfg.Fleet.Workers)
 }
 

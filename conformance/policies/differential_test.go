@@ -106,7 +106,7 @@ func sameNeeds(t *testing.T, params policies.Params) {
 	for _, hook := range []struct {
 		abi.Hook
 		names []string
-	}{{abi.HookPlan, policies.PlanNames()}, {abi.HookPlace, policies.PlaceNames()}, {abi.HookMint, policies.MintNames()}} {
+	}{{abi.HookPlan, policies.PlanNames()}, {abi.HookPlace, policies.PlaceNames()}, {abi.HookMint, policies.MintNames()}, {abi.HookRetain, policies.RetainNames()}} {
 		for _, name := range hook.names {
 			if n := set.Needs(name); n != 0 {
 				want += fmt.Sprintf("%s %s %d\n", hook, name, n)
@@ -120,7 +120,7 @@ func sameNeeds(t *testing.T, params policies.Params) {
 
 func differential(t *testing.T, g *guest, set *policies.Set, frames int) {
 	for hook, names := range map[abi.Hook][]string{
-		abi.HookPlan: policies.PlanNames(), abi.HookPlace: policies.PlaceNames(), abi.HookMint: policies.MintNames(), abi.HookLeg: nil, abi.HookFinish: nil,
+		abi.HookPlan: policies.PlanNames(), abi.HookPlace: policies.PlaceNames(), abi.HookMint: policies.MintNames(), abi.HookLeg: nil, abi.HookFinish: nil, abi.HookRetain: policies.RetainNames(),
 	} {
 		if !slices.Equal(g.names[hook], names) {
 			t.Fatalf("%v policies of the module: %q, of the table: %q", hook, g.names[hook], names)
@@ -133,6 +133,8 @@ func differential(t *testing.T, g *guest, set *policies.Set, frames int) {
 			comparePlan(t, g, set, rnd)
 		case 1:
 			compareMint(t, g, rnd)
+		case 2:
+			compareRetain(t, g, set, rnd)
 		default:
 			comparePlace(t, g, set, rnd)
 		}
@@ -176,6 +178,28 @@ func compareMint(t *testing.T, g *guest, rnd *rand.Rand) {
 		native, _ := policies.Mint(name)
 		if got, want := g.mint(&abi.Header{Policy: uint32(i)}, f), native(f); got != want {
 			t.Errorf("%s of %+v: %d as Wasm, %d compiled in", name, f, got, want)
+		}
+	}
+}
+
+func compareRetain(t *testing.T, g *guest, set *policies.Set, rnd *rand.Rand) {
+	gaps := func() (d abi.Gaps) {
+		if rnd.IntN(3) > 0 {
+			d = abi.Gaps{Turns: 40 * rnd.Float32(), Back: rnd.Float32(), P50: 2000 * rnd.Float32()}
+			d.P75 = d.P50 + 2000*rnd.Float32()
+			d.P90, d.P95, d.P99 = 2*d.P75, 3*d.P75, 50*d.P75
+		}
+		return d
+	}
+	f := &abi.RetainFacts{
+		ToolCall: rnd.IntN(2) == 0, MostMillis: rnd.Uint32N(500_000), Tokens: rnd.Int64N(1 << 20), Usage: rnd.Float32(),
+		Conversation: gaps(), Tools: gaps(), All: gaps(),
+	}
+	for i, name := range policies.RetainNames() {
+		native, _ := set.Retain(name)
+		want := native(f)
+		if got, ok := abi.UnpackRetain(g.retain(&abi.Header{Policy: uint32(i)}, f)); got != want || !ok {
+			t.Errorf("%s of %+v: %+v as Wasm, %+v compiled in", name, f, got, want)
 		}
 	}
 }

@@ -43,6 +43,8 @@ func TestFuel(t *testing.T) {
 	}
 	plan, mint := &abi.PlanFacts{Request: f.Request, PrefillTargets: 4, DecodeTargets: 4}, &abi.MintFacts{UnixMilli: abi.DisaggEpochMilli}
 	fuel("plan auto", func(uint64) { g.plan(&abi.Header{}, plan) })
+	ended := &abi.RetainFacts{ToolCall: true, MostMillis: 450_000, Tokens: 2048, Usage: 0.5, All: abi.Gaps{Turns: 64, Back: 0.5, P50: 500, P75: 1000, P90: 4000, P95: 8000, P99: 64000}}
+	fuel("retain likely", func(uint64) { g.retain(&abi.Header{}, ended) })
 	fuel("mint snowflake", func(uint64) { g.mint(&abi.Header{}, mint) })
 }
 

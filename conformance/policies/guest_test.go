@@ -46,7 +46,7 @@ type guest struct {
 	t     testing.TB
 	world *world
 	vm    *host.VM
-	hooks [abi.HookFinish + 1]*host.Hook
+	hooks [abi.LastHook + 1]*host.Hook
 	needs abi.Needs
 	names map[abi.Hook][]string
 }
@@ -105,7 +105,7 @@ func startIn(t testing.TB, ctx context.Context, wasm []byte, w *world, opts host
 			t.Fatalf("configure: %v, %v", ok, err)
 		}
 	}
-	for h := abi.HookPlan; h <= abi.HookFinish; h++ {
+	for h := abi.HookPlan; h <= abi.LastHook; h++ {
 		g.hooks[h], _ = vm.Hook(h.Export())
 	}
 	needs, _, err := vm.Value(ctx, abi.ExportNeeds)
@@ -177,6 +177,11 @@ func (g *guest) place(h *abi.Header, f *abi.PlaceFacts) abi.PlaceDecision {
 func (g *guest) mint(h *abi.Header, f *abi.MintFacts) uint64 {
 	view, ptr := g.scratch()
 	return g.call(abi.HookMint, ptr, abi.AppendMint(view, h, f))
+}
+
+func (g *guest) retain(h *abi.Header, f *abi.RetainFacts) uint64 {
+	view, ptr := g.scratch()
+	return g.call(abi.HookRetain, ptr, abi.AppendRetain(view, h, f))
 }
 
 // buildGo builds a folder of this module as a guest, with these build tags. With these flags and

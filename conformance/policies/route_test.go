@@ -117,7 +117,7 @@ func newRouting(b *testing.B, place string, models, ranks int) *routing {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { set.Close(context.Background()) })
-	if err := set.Apply(ctx, plugins.Config{Plan: []string{"auto"}, Place: place, Mint: "snowflake", Budget: time.Minute}); err != nil {
+	if err := set.Apply(ctx, plugins.Config{Plan: []string{"auto"}, Place: place, Mint: "snowflake", Retain: "lease", Budget: time.Minute}); err != nil {
 		b.Fatal(err)
 	}
 	ids, err := disaggid.New(0, 0)

@@ -17,11 +17,16 @@ type batch struct {
 	tokens  int // of the running requests, prompts and answers
 	step    int
 	busy    bool
+
+	waits int // requests for which there was no room when their prefill ended
 }
 
 func (b *batch) add(j *job) {
 	b.waiting = append(b.waiting, j)
 	b.admit()
+	if len(b.waiting) > 0 {
+		b.waits++
+	}
 }
 
 // blocks returns the total room that a request needs.
@@ -42,6 +47,7 @@ func (b *batch) admit() {
 		b.waiting = b.waiting[1:]
 		b.active++
 		missing := max(0, j.InputLength-held*cfg.BlockTokens)
+		b.run.transferred += int64(missing)
 		b.run.clock.after(cfg.Model.transfer(missing), func() { b.arrive(j, held) })
 	}
 }
@@ -87,7 +93,11 @@ func (b *batch) stepped(took time.Duration, first []*job) {
 		b.running--
 		b.active--
 		b.tokens -= j.InputLength + j.OutputLength
-		b.cache.release(j.HashIDs, b.run.cfg.blocks(&j.Request)-len(j.HashIDs))
+		if b.run.retention != nil {
+			b.run.retention.keep(b, j)
+		} else {
+			b.cache.release(j.HashIDs, b.run.cfg.blocks(&j.Request)-len(j.HashIDs))
+		}
 		b.run.finished(j)
 	}
 	b.admit()

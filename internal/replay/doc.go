@@ -1,6 +1,6 @@
-// Package replay measures place policies. It runs any list of them over a
-// recorded trace against a simulated fleet, in virtual time, and reports the
-// times of clients and the hits of the KV caches.
+// Package replay measures policies against a simulated fleet, in virtual time, and reports the
+// times of clients and the hits of the KV caches. It runs any list of place policies over a
+// recorded trace, and any list of retain policies over sessions of agents.
 //
 // # The simulation
 //
@@ -21,6 +21,12 @@
 // is lost (there is no lower tier), the network between prefill and decode is
 // not shared, and the proxy itself takes no time.
 //
+// With agents, decode instances keep the KV of finished turns, and prefill pulls it as vLLM does: the
+// request waits for room on prefill, the rank computes other requests during the transfer, and decode
+// frees the KV after it. The keeper of this KV is the proxy's own package, with virtual time.
+// A kept block pins memory of decode. The lab has no preemption: a request that finds no room at
+// decode waits.
+//
 // The same trace, settings and seed give the same result, except the decisions
 // per second, which are measured.
 //
@@ -29,6 +35,7 @@
 // trace.go reads traces, and vary.go makes other traces from their
 // conversations. model.go has the models and models/ the presets. cache.go,
 // prefill.go and decode.go are the engines; clock.go is virtual time. view.go
-// is the proxy's knowledge. lab.go joins the parts. result.go counts; table.go
+// is the proxy's knowledge. lab.go joins the parts. agents.go draws sessions of agents and
+// agentrun.go plays them; retain.go is the KV that decode keeps between their turns. result.go counts; table.go
 // and report.go write the report.
 package replay

@@ -72,6 +72,12 @@ type job struct {
 	held     int // blocks found when prefill began
 	position int // tokens of the prompt that are computed or were found
 
+	// Of a request of an agent:
+	turn    *turn
+	session uint32
+	kept    *keptTurn // KV of the previous turn that prefill pulls; nil: none
+	after   func()    // is called at the end of the answer; nil: nothing
+
 	arrived, prefilled, first, ended time.Duration
 }
 
@@ -86,10 +92,14 @@ type run struct {
 	jobs   []job
 	left   int
 
-	hits    int // blocks
-	steps   []weighted
-	queue   []sample
-	between time.Duration // interval between two samples of the queue
+	retention *retention // nil: decode instances retain nothing
+
+	hits        int   // blocks
+	found       int64 // tokens of prompts that prefill did not compute
+	transferred int64 // tokens of KV that decode fetched
+	steps       []weighted
+	queue       []sample
+	between     time.Duration // interval between two samples of the queue
 }
 
 // weighted is a decode step with the number of tokens that it made, without the
@@ -118,16 +128,7 @@ func (l *Lab) Run(name string, p Placer) *Result { return l.result(name, l.play(
 
 // play runs all events.
 func (l *Lab) play(p Placer) *run {
-	r := &run{cfg: &l.cfg, placer: p, view: newView(&l.cfg), left: len(l.trace.Requests)}
-	for i := range l.cfg.Prefill * l.cfg.Ranks {
-		r.ranks = append(r.ranks, &rank{run: r, row: i, cache: newCache(l.cfg.BlocksPerRank)})
-	}
-	for i := range l.cfg.Decode {
-		r.decode = append(r.decode, &batch{
-			run: r, row: len(r.ranks) + i, ends: make(map[int][]*job),
-			cache: newCache(l.cfg.Model.DecodeTokens / l.cfg.BlockTokens),
-		})
-	}
+	r := l.newRun(p)
 	r.jobs = make([]job, len(l.trace.Requests))
 	begin := l.trace.Requests[0].Arrival
 	for i := range r.jobs {
@@ -140,6 +141,21 @@ func (l *Lab) play(p Placer) *run {
 	r.poll()
 	r.observe()
 	for r.clock.next() {
+	}
+	return r
+}
+
+// newRun returns a run of an idle fleet.
+func (l *Lab) newRun(p Placer) *run {
+	r := &run{cfg: &l.cfg, placer: p, view: newView(&l.cfg), left: len(l.trace.Requests)}
+	for i := range l.cfg.Prefill * l.cfg.Ranks {
+		r.ranks = append(r.ranks, &rank{run: r, row: i, cache: newCache(l.cfg.BlocksPerRank)})
+	}
+	for i := range l.cfg.Decode {
+		r.decode = append(r.decode, &batch{
+			run: r, row: len(r.ranks) + i, ends: make(map[int][]*job),
+			cache: newCache(l.cfg.Model.DecodeTokens / l.cfg.BlockTokens),
+		})
 	}
 	return r
 }
@@ -172,6 +188,9 @@ func (r *run) finished(j *job) {
 	j.ended = r.clock.now
 	r.view.finished(&j.lease, j.OutputLength-1, j.ended-j.first)
 	r.left--
+	if j.after != nil {
+		j.after()
+	}
 }
 
 // poll does the proxy's periodic work: it reads the use of memory and maintains the
@@ -185,6 +204,9 @@ func (r *run) poll() {
 	}
 	for _, d := range r.decode {
 		r.view.targets[d.row].usage = float32(d.cache.pinned()) / float32(d.cache.capacity)
+		if r.retention != nil {
+			r.retention.report(d)
+		}
 	}
 	r.view.index.Tend(epoch.Add(r.clock.now))
 	r.clock.after(pollEvery, r.poll)

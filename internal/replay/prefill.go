@@ -1,6 +1,9 @@
 package replay
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // rank is one prefill rank: a queue in order of arrival, computed in chunks.
 type rank struct {
@@ -47,6 +50,10 @@ func (r *rank) step() {
 			if !r.begin(j) {
 				break
 			}
+			if j.kept != nil {
+				r.pull(j)
+				continue
+			}
 			took += micros(m.PrefillRequestMicros)
 		}
 		n := min(budget, j.InputLength-j.position)
@@ -87,7 +94,29 @@ func (r *rank) begin(j *job) bool {
 	j.position = j.InputLength - j.uncached(held, r.run.cfg.BlockTokens)
 	r.uncached += len(j.HashIDs) - held
 	r.run.hits += held
+	r.run.found += int64(j.position)
 	return true
+}
+
+// pull fetches the KV of the previous turn from the decode instance that retains it. The rank
+// computes other requests in the meantime. Then the request comes next.
+func (r *rank) pull(j *job) {
+	r.queue = r.queue[1:]
+	k, m := j.kept, &r.run.cfg.Model
+	missing := max(0, k.tokens-j.position)
+	r.run.retention.pulled++
+	r.run.retention.pulledTokens += missing
+	r.run.clock.after(m.transfer(missing)+micros(m.PrefillRequestMicros), func() {
+		r.run.retention.free(k)
+		j.position = max(j.position, k.tokens)
+		r.run.found += int64(missing)
+		at := 0
+		if len(r.queue) > 0 && r.queue[0].begun {
+			at = 1
+		}
+		r.queue = slices.Insert(r.queue, at, j)
+		r.step()
+	})
 }
 
 // release releases a request's blocks after their transfer.

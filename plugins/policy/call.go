@@ -126,6 +126,19 @@ func (p *Policy) Finish(f *abi.FinishFacts) (reason string) {
 	return c.end()
 }
 
+// Retain calls the retain hook.
+func (p *Policy) Retain(f *abi.RetainFacts) (d abi.RetainDecision, reason string) {
+	var c call
+	if c.begin(p, abi.RetainFrameSize) {
+		if answer, ok := c.run(abi.AppendRetain(c.scratch[:0], &c.header, f)); ok {
+			if d, ok = abi.UnpackRetain(uint64(answer)); !ok {
+				c.reason = Nonsense
+			}
+		}
+	}
+	return d, c.end()
+}
+
 // call is one call of a hook, from taking a VM to returning it.
 type call struct {
 	p       *Policy

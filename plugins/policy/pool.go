@@ -13,7 +13,7 @@ import (
 // vm is one guest instance with its hooks looked up.
 type vm struct {
 	*host.VM
-	hooks  [abi.HookFinish + 1]*host.Hook // nil: not exported
+	hooks  [abi.LastHook + 1]*host.Hook // nil: not exported
 	notes  *Notebook
 	worker *worker // nil in an unguarded module, whose guests are trusted to return
 	room   uint32  // size of the scratch buffer of a guarded guest, in bytes

@@ -185,6 +185,12 @@ func (p *Policy) tryOn(m *vm) (reason string) {
 		ask(f.FrameSize(&p.layout), func(dst []byte, h *abi.Header) []byte { return abi.AppendFinish(dst, h, &f) },
 			func(uint64) bool { return true })
 	}
+	if p.Hook == abi.HookRetain {
+		for _, f := range []abi.RetainFacts{{MostMillis: 1000, Tokens: 100}, {ToolCall: true, MostMillis: 450_000, Tokens: 100, Usage: 0.5, All: abi.Gaps{Turns: 1, Back: 1, P50: 1, P75: 2, P90: 3, P95: 4, P99: 5}}} {
+			ask(abi.RetainFrameSize, func(dst []byte, h *abi.Header) []byte { return abi.AppendRetain(dst, h, &f) },
+				func(a uint64) bool { _, ok := abi.UnpackRetain(a); return ok })
+		}
+	}
 	return reason
 }
 

@@ -160,7 +160,7 @@ func (v *Version) configure(ctx context.Context, m *vm) error {
 			return err
 		}
 	}
-	for h := abi.HookPlan; h <= abi.HookFinish; h++ {
+	for h := abi.HookPlan; h <= abi.LastHook; h++ {
 		if hook, ok := m.Hook(h.Export()); ok {
 			m.hooks[h] = hook
 		}
@@ -192,14 +192,14 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 		return err
 	}
 	if !named || strings.TrimSpace(list) == "" {
-		for h := abi.HookPlan; h <= abi.HookFinish; h++ {
+		for h := abi.HookPlan; h <= abi.LastHook; h++ {
 			if m.hooks[h] != nil {
 				v.add(h, "", 0)
 			}
 		}
 		return v.extend()
 	}
-	var count [abi.HookFinish + 1]uint32
+	var count [abi.LastHook + 1]uint32
 	for line := range strings.Lines(list) {
 		if len(v.policies) == maxPolicies {
 			return fmt.Errorf("read policies: there are more than %d", maxPolicies)

@@ -3,6 +3,7 @@ package trial
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/pdproxy/pdproxy/abi"
 )
@@ -25,6 +26,11 @@ type placeDecision struct {
 
 type mintDecision struct {
 	ID uint64 `json:"id"`
+}
+
+type retainDecision struct {
+	Millis     uint32  `json:"retain_ms"`
+	Likelihood float64 `json:"likelihood"`
 }
 
 type legDecision struct {
@@ -62,6 +68,8 @@ func (f *Frame) encode(h *abi.Header) []byte {
 		return abi.AppendMint(nil, h, f.mint)
 	case abi.HookLeg:
 		return abi.AppendLeg(nil, h, f.leg)
+	case abi.HookRetain:
+		return abi.AppendRetain(nil, h, f.retain)
 	default:
 		return abi.AppendFinish(nil, h, f.finish)
 	}
@@ -99,6 +107,13 @@ func (f *Frame) decision(answer uint64, scratch []byte, size int, h *abi.Header)
 			r.Edits, err = readEdits(scratch, size)
 		}
 		return r, err
+	}
+	if f.hook == abi.HookRetain {
+		d, ok := abi.UnpackRetain(answer)
+		if !ok {
+			return nil, fmt.Errorf("the answer %#x is not a time and a likelihood", answer)
+		}
+		return retainDecision{min(d.Millis, f.retain.MostMillis), math.Round(1000*float64(d.Likelihood)/abi.FullLikelihood) / 1000}, nil
 	}
 	return struct{}{}, nil
 }

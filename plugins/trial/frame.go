@@ -20,6 +20,7 @@ type Frame struct {
 	mint   *abi.MintFacts
 	leg    *abi.LegFacts
 	finish *abi.FinishFacts
+	retain *abi.RetainFacts
 	http   *httpFrame // of a filter, hook is none
 	names  []string   // of the rows of a place frame, "engine/rank"
 }
@@ -74,7 +75,7 @@ func (r *requestJSON) facts() abi.RequestFacts {
 	return f
 }
 
-// request returns the facts of the request; nil: a mint frame has none.
+// request returns the facts of the request; nil: mint and retain frames have none.
 func (f *Frame) request() *abi.RequestFacts {
 	switch {
 	case f.plan != nil:
@@ -198,6 +199,27 @@ type mintJSON struct {
 	Node    uint8  `json:"node"`
 	Worker  uint8  `json:"worker"`
 	Counter uint16 `json:"counter"`
+}
+
+type retainJSON struct {
+	frameHead
+	ToolCall     bool     `json:"tool_call"`
+	Most         uint32   `json:"most_ms"`
+	Tokens       int64    `json:"tokens"`
+	Usage        float32  `json:"usage"`
+	Conversation gapsJSON `json:"conversation"`
+	Tools        gapsJSON `json:"tools"`
+	All          gapsJSON `json:"all"`
+}
+
+type gapsJSON struct {
+	Turns float32 `json:"turns"`
+	Back  float32 `json:"back"`
+	P50   float32 `json:"p50_ms"`
+	P75   float32 `json:"p75_ms"`
+	P90   float32 `json:"p90_ms"`
+	P95   float32 `json:"p95_ms"`
+	P99   float32 `json:"p99_ms"`
 }
 
 type legJSON struct {

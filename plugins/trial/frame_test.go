@@ -35,13 +35,14 @@ func TestFrames(t *testing.T) {
 	 "prefill_rank": 2, "decode": 3, "decode_rank": 4, "disagg_id": 5, "attempts": 6, "placed_us": 7, "first_byte_us": 8, "total_us": 9,
 	 "prompt_tokens": 10, "cached_tokens": 11, "output_tokens": 12, "reason": "late"}
 	{"request_id": "r", "flow": "prefill_first", "model": "m2", "outcome": "ok", "candidates": [
-	 {"engine": "p", "rank": 0, "score": null, "facts": {"role": "prefill", "requests": 1, "tokens": 2, "trial": false, "colour": "red"}}]}`
+	 {"engine": "p", "rank": 0, "score": null, "facts": {"role": "prefill", "requests": 1, "tokens": 2, "trial": false, "colour": "red"}}]}
+	{"hook": "retain", "tool_call": true, "tokens": 3, "usage": 0.5, "tools": {"turns": 1, "back": 0.5, "p50_ms": 2, "p75_ms": 3, "p90_ms": 4, "p95_ms": 5, "p99_ms": 6}}`
 	plain := abi.Detail{Weight: 1, Running: -1, Waiting: -1}
 	frames, err := ReadFrames(strings.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(frames) != 6 {
+	if len(frames) != 7 {
 		t.Fatalf("got %d frames", len(frames))
 	}
 	if got, want := frames[0].header(), (abi.Header{Random: 1<<64 - 1, UnixMilli: 5, Seed: 6}); !reflect.DeepEqual(got, want) {
@@ -67,9 +68,10 @@ func TestFrames(t *testing.T) {
 			PromptTokens: 10, CachedTokens: 11, OutputTokens: 12, Reason: "late"},
 		&abi.PlaceFacts{Request: abi.RequestFacts{MaxTokens: -1, N: 1, Model: "m2"}, Flow: abi.FlowPrefillFirst, Fixed: -1,
 			Candidates: []abi.Candidate{{Instance: 1, Roles: abi.RolePrefill, Requests: 1, Tokens: 2}}, Details: []abi.Detail{plain}},
+		&abi.RetainFacts{ToolCall: true, MostMillis: 450_000, Tokens: 3, Usage: 0.5, Tools: abi.Gaps{Turns: 1, Back: 0.5, P50: 2, P75: 3, P90: 4, P95: 5, P99: 6}},
 	} {
 		f := frames[i]
-		got := [...]any{nil, f.plan, f.place, f.mint, f.leg, f.finish}[f.hook]
+		got := [...]any{nil, f.plan, f.place, f.mint, f.leg, f.finish, f.retain}[f.hook]
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("frame %d:\n%+v\nwant\n%+v", i, got, want)
 		}

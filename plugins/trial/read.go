@@ -59,11 +59,11 @@ func readFrame(text json.RawMessage) (Frame, error) {
 	}
 	hook, ok := abi.ParseHook(head.Hook)
 	if !ok {
-		return Frame{}, fmt.Errorf("hook: %q is not plan, place, mint, leg, finish or http", head.Hook)
+		return Frame{}, fmt.Errorf("hook: %q is not plan, place, mint, leg, finish, retain or http", head.Hook)
 	}
 	f, err := map[abi.Hook]func(json.RawMessage) (Frame, error){
 		abi.HookPlan: readPlan, abi.HookPlace: readPlace, abi.HookMint: readMint,
-		abi.HookLeg: readLeg, abi.HookFinish: readFinish,
+		abi.HookLeg: readLeg, abi.HookFinish: readFinish, abi.HookRetain: readRetain,
 	}[hook](text)
 	f.hook = hook
 	return f, err
@@ -196,6 +196,17 @@ func readMint(text json.RawMessage) (Frame, error) {
 	}
 	return Frame{frameHead: j.frameHead, mint: &abi.MintFacts{
 		UnixMilli: j.UnixMS, Node: j.Node, Worker: j.Worker, Counter: j.Counter,
+	}}, nil
+}
+
+func readRetain(text json.RawMessage) (Frame, error) {
+	j := retainJSON{Most: 450_000}
+	if err := strictly(text, &j); err != nil {
+		return Frame{}, err
+	}
+	return Frame{frameHead: j.frameHead, retain: &abi.RetainFacts{
+		ToolCall: j.ToolCall, MostMillis: j.Most, Tokens: j.Tokens, Usage: j.Usage,
+		Conversation: abi.Gaps(j.Conversation), Tools: abi.Gaps(j.Tools), All: abi.Gaps(j.All),
 	}}, nil
 }
 

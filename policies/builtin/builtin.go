@@ -13,11 +13,13 @@ import (
 	"github.com/pdproxy/pdproxy/policies/dynamocost"
 	"github.com/pdproxy/pdproxy/policies/kvaware"
 	"github.com/pdproxy/pdproxy/policies/leastload"
+	"github.com/pdproxy/pdproxy/policies/likely"
 	"github.com/pdproxy/pdproxy/policies/pairaware"
 	"github.com/pdproxy/pdproxy/policies/param"
 	"github.com/pdproxy/pdproxy/policies/pdauto"
 	"github.com/pdproxy/pdproxy/policies/plan"
 	"github.com/pdproxy/pdproxy/policies/poweroftwo"
+	"github.com/pdproxy/pdproxy/policies/retain"
 	"github.com/pdproxy/pdproxy/policies/roundrobin"
 	"github.com/pdproxy/pdproxy/policies/sglangcache"
 	"github.com/pdproxy/pdproxy/policies/sloaware"
@@ -44,6 +46,7 @@ type Policies struct {
 	sglangCache  sglangcache.Params
 	dynamoCost   dynamocost.Params
 	sloAware     sloaware.Params
+	likely       likely.Params
 }
 
 // New returns the policies with the defaults of all parameters.
@@ -57,6 +60,7 @@ func New() *Policies {
 		sglangCache:  sglangcache.Defaults(),
 		dynamoCost:   dynamocost.Defaults(),
 		sloAware:     sloaware.Defaults(),
+		likely:       likely.Defaults(),
 	}
 }
 
@@ -92,6 +96,15 @@ func (p *Policies) Mints() []Policy[func(*abi.MintFacts) uint64] {
 	return []Policy[func(*abi.MintFacts) uint64]{{"snowflake", 0, snowflake.Mint}}
 }
 
+// Retains returns the retain policies.
+func (p *Policies) Retains() []Policy[func(*abi.RetainFacts) abi.RetainDecision] {
+	return []Policy[func(*abi.RetainFacts) abi.RetainDecision]{
+		{"likely", 0, p.likely.Retain},
+		{"lease", 0, retain.Lease},
+		{"none", 0, retain.None},
+	}
+}
+
 // Table returns the parameters of a policy, nil when it has none. A value set
 // in the table applies to the policy.
 func (p *Policies) Table(policy string) param.Table {
@@ -112,13 +125,15 @@ func (p *Policies) Table(policy string) param.Table {
 		return p.dynamoCost.Table()
 	case "slo_aware":
 		return p.sloAware.Table()
+	case "likely":
+		return p.likely.Table()
 	}
 	return nil
 }
 
 // Configured lists the policies that have parameters.
 func Configured() []string {
-	return []string{"pd_auto", "conversation", "kv_aware", "pair_aware", "trtllm_kv_cache_aware", "sglang_cache_aware", "dynamo_cost", "slo_aware"}
+	return []string{"pd_auto", "conversation", "kv_aware", "pair_aware", "trtllm_kv_cache_aware", "sglang_cache_aware", "dynamo_cost", "slo_aware", "likely"}
 }
 
 // Set sets one parameter. The error names the policy, and the unknown parameter

@@ -22,6 +22,9 @@ func init() {
 	for _, p := range all.Mints() {
 		guest.Mint(p.Name, p.Decide, p.Needs)
 	}
+	for _, p := range all.Retains() {
+		guest.Retain(p.Name, p.Decide, p.Needs)
+	}
 	guest.OnConfigure(func(text string) bool {
 		err := all.Configure(text)
 		if err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/retained"
+	"github.com/pdproxy/pdproxy/proxy/state/gaps"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -37,6 +38,7 @@ type attempt struct {
 
 	concurrent bool                       // prefill's answer does not shape the decode leg: both legs run at the same time
 	both       concurrentLegs             // the state of both legs, if they run at the same time
+	ending     gaps.Ending                // of decode's stream so far, if decode may retain its KV
 	asksIDs    bool                       // the prefill leg asks for the token ids of the prompt
 	shared     bool                       // c.PromptIDs are those of this attempt, and not those of env
 	trial      bool                       // the circuit of the pair was not closed when the attempt began

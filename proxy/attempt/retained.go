@@ -1,6 +1,7 @@
 package attempt
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/retained"
+	"github.com/pdproxy/pdproxy/proxy/state/gaps"
 )
 
 // pullTurn makes prefill pull the KV of the previous turn from the bidirectional decode engine
@@ -30,7 +32,11 @@ func (a *attempt) pullTurn() {
 		return
 	}
 	a.turn, a.c.RetainedKV = k, k.Params()
-	env.Journal.Note("prefill pulls the KV of the previous turn from " + k.Holder().Name())
+	note := "prefill pulls the KV of the previous turn from " + k.Holder().Name()
+	if gap := k.Gap(); gap > 0 {
+		note += ", which ended " + gap.Round(time.Millisecond).String() + " ago"
+	}
+	env.Journal.Note(note)
 	env.Journal.RetainedKV("pulled")
 }
 
@@ -96,7 +102,13 @@ func (a *attempt) keepTurn(answer []byte, given bool) {
 	if reason == "" && !retained.TextOnly(env.Request) {
 		reason = "not_text"
 	}
-	a.store(retained.Entry{Scope: retained.Scope(env.Request), Name: strings.Clone(env.Prompts.ClientID(env.Source())), IDs: ids, Value: k}, reason)
+	a.store(retained.Entry{
+		Scope: retained.Scope(env.Request),
+		Name:  strings.Clone(env.Prompts.ClientID(env.Source())),
+		IDs:   ids,
+		Turn:  gaps.Turn{Ending: ending(env.Request.API, answer)},
+		Value: k,
+	}, reason)
 }
 
 // retain returns the KV that an answer of decode names; nil if the proxy cannot name it, and so
@@ -131,6 +143,9 @@ func (a *attempt) store(e retained.Entry, reason string) bool {
 		return false
 	}
 	env.Journal.RetainedKV("kept")
+	if d := e.Value.Decision(); d.Policy != "" {
+		env.Journal.Note(fmt.Sprintf("decode keeps the KV of this turn for %v: %s expects the next turn with a likelihood of %.2f", d.Keep.Round(time.Millisecond), d.Policy, d.Likelihood))
+	}
 	return true
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/retained"
+	"github.com/pdproxy/pdproxy/proxy/state/gaps"
 )
 
 // streamedTurn is the KV that decode retains of a stream, from the event on that names it.
@@ -62,12 +63,13 @@ func (k *Kept) proof(n int) (ids []uint32, reason string) {
 }
 
 // cutKept removes the parameters of retained KV from whole events of decode's stream. The first KV
-// that they name is streamed then.
+// that they name is streamed then. cutKept also notes the tools that the answer calls.
 func (a *attempt) cutKept(whole []byte) []byte {
 	keeper, ok := a.conn.(connector.Retainer)
 	if !ok {
 		return whole
 	}
+	openai.StreamedToolCalls(a.env.Request.API, whole, a.ending.Call)
 	rest, kept, ok := keeper.CutRetained(&a.c, whole)
 	if ok && a.streamed == nil {
 		a.streamed = &streamedTurn{kv: a.retain(keeper, &kept), tokens: kept.Tokens, unfit: kept.Unfit}
@@ -82,7 +84,7 @@ func (a *attempt) storeStreamed() {
 	if t.kv == nil {
 		return
 	}
-	e := retained.Entry{Value: t.kv}
+	e := retained.Entry{Turn: gaps.Turn{Ending: a.ending}, Value: t.kv}
 	reason := t.unfit
 	if reason == "" {
 		e.IDs, reason = a.env.Kept.proof(t.tokens)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
@@ -34,7 +35,7 @@ type keeping struct {
 	holder    *world.Engine     // decode
 }
 
-func newKeeping(t *testing.T, together int) *keeping {
+func newKeeping(t *testing.T, together int, options ...func(*proxy.Options)) *keeping {
 	k := &keeping{together: together}
 	var legs sync.WaitGroup
 	legs.Add(together)
@@ -88,7 +89,11 @@ func newKeeping(t *testing.T, together int) *keeping {
 		}
 	}
 	k.holder = &world.Engine{Name: "d", Role: "decode", Connector: "vllm-nixl", Bidirectional: true, Blocks: 16, Serve: decode}
-	k.World = world.New(t, world.Setup{Engines: []*world.Engine{
+	k.World = world.New(t, world.Setup{Options: func(o *proxy.Options) {
+		for _, change := range options {
+			change(o)
+		}
+	}, Engines: []*world.Engine{
 		{Name: "p", Role: "prefill", Connector: "vllm-nixl", Bidirectional: true, Blocks: 16, Serve: prefill}, k.holder,
 	}, Config: func(c *config.Config) { c.Retry.Attempts, c.Health = 1, quickProbes }})
 	time.Sleep(time.Second) // the proxy has probed all engines

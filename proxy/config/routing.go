@@ -16,6 +16,10 @@ type Policy struct {
 	Place string `toml:"place"`
 	// Mint issues the disagg ids: snowflake. Default "snowflake".
 	Mint string `toml:"mint"`
+	// Retain decides how long a bidirectional decode engine retains the KV of a turn for the next
+	// turn: likely (while the next turn is likely), lease (until the engine's lease ends) or none.
+	// Default "likely".
+	Retain string `toml:"retain"`
 	// Order lists several plan policies by priority. The first one that does not pass
 	// decides; Plan comes last. Default empty: only Plan.
 	Order []string `toml:"order"`
@@ -132,7 +136,7 @@ type Upstream struct {
 }
 
 func defaultPolicy() Policy {
-	return Policy{Plan: "auto", Place: "least_load", Mint: "snowflake", Runtime: "wasm", Params: map[string]map[string]float64{}}
+	return Policy{Plan: "auto", Place: "least_load", Mint: "snowflake", Retain: "likely", Runtime: "wasm", Params: map[string]map[string]float64{}}
 }
 
 // DefaultPlugin returns a [[plugin]] whose keys are all at their defaults.
@@ -149,7 +153,7 @@ func DefaultPlugin() Plugin {
 	}
 }
 
-// builtinPlans, builtinPlaces and builtinMints list the built-in names for [policy].
+// builtinPlans, builtinPlaces, builtinMints and builtinRetains list the built-in names for [policy].
 func builtinPlans() []string { return []string{"auto", "always", "never", "pd_auto"} }
 
 func builtinPlaces() []string {
@@ -160,6 +164,8 @@ func builtinPlaces() []string {
 }
 
 func builtinMints() []string { return []string{"snowflake"} }
+
+func builtinRetains() []string { return []string{"likely", "lease", "none"} }
 
 // builtinFilters lists the built-in filters for plugin.path.
 func builtinFilters() []string { return []string{"stable_prefix"} }

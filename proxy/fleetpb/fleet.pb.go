@@ -39,7 +39,7 @@ const (
 	Kind_KIND_ADMIN        Kind = 10 // call of the coordinator: AdminRequest, answered with AdminAnswer
 	Kind_KIND_TURN_NAMED   Kind = 11 // call of the worker: TurnName, answered with Result
 	Kind_KIND_TURN_STORE   Kind = 12 // call of the worker: TurnStore, answered with Result
-	Kind_KIND_TURN_STORED  Kind = 13 // call of the worker: TurnNumber, the stored turn is yours; answered with Result
+	Kind_KIND_TURN_STORED  Kind = 13 // call of the worker: TurnNumber, the stored turn is yours; answered with TurnStored
 	Kind_KIND_TURN_CLAIM   Kind = 14 // call of the worker: TurnClaim, answered with TurnFound
 	Kind_KIND_TURN_CLAIMED Kind = 15 // call of the worker: TurnNumber, the shown turn is mine; answered with Result
 	Kind_KIND_TURN_CANCEL  Kind = 16 // TurnNumber: the worker does not complete the passing of a turn
@@ -662,6 +662,75 @@ func (x *Result) GetOk() bool {
 	return false
 }
 
+// TurnStored is the answer to KIND_TURN_STORED. Field 1 is that of Result.
+type TurnStored struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ok            bool                   `protobuf:"varint,1,opt,name=ok" json:"ok,omitempty"`
+	KeepUs        uint64                 `protobuf:"varint,2,opt,name=keep_us,json=keepUs" json:"keep_us,omitempty"` // time for which the KV is retained
+	Policy        string                 `protobuf:"bytes,3,opt,name=policy" json:"policy,omitempty"`                // that decided
+	Likelihood    uint32                 `protobuf:"varint,4,opt,name=likelihood" json:"likelihood,omitempty"`       // that the next turn comes in this time; 65535 is certain
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TurnStored) Reset() {
+	*x = TurnStored{}
+	mi := &file_fleet_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TurnStored) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TurnStored) ProtoMessage() {}
+
+func (x *TurnStored) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TurnStored.ProtoReflect.Descriptor instead.
+func (*TurnStored) Descriptor() ([]byte, []int) {
+	return file_fleet_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TurnStored) GetOk() bool {
+	if x != nil {
+		return x.Ok
+	}
+	return false
+}
+
+func (x *TurnStored) GetKeepUs() uint64 {
+	if x != nil {
+		return x.KeepUs
+	}
+	return 0
+}
+
+func (x *TurnStored) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *TurnStored) GetLikelihood() uint32 {
+	if x != nil {
+		return x.Likelihood
+	}
+	return 0
+}
+
 type TurnName struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Scope         string                 `protobuf:"bytes,1,opt,name=scope" json:"scope,omitempty"`
@@ -672,7 +741,7 @@ type TurnName struct {
 
 func (x *TurnName) Reset() {
 	*x = TurnName{}
-	mi := &file_fleet_proto_msgTypes[7]
+	mi := &file_fleet_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -684,7 +753,7 @@ func (x *TurnName) String() string {
 func (*TurnName) ProtoMessage() {}
 
 func (x *TurnName) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[7]
+	mi := &file_fleet_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -697,7 +766,7 @@ func (x *TurnName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnName.ProtoReflect.Descriptor instead.
 func (*TurnName) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{7}
+	return file_fleet_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TurnName) GetScope() string {
@@ -723,7 +792,7 @@ type TurnNumber struct {
 
 func (x *TurnNumber) Reset() {
 	*x = TurnNumber{}
-	mi := &file_fleet_proto_msgTypes[8]
+	mi := &file_fleet_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -735,7 +804,7 @@ func (x *TurnNumber) String() string {
 func (*TurnNumber) ProtoMessage() {}
 
 func (x *TurnNumber) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[8]
+	mi := &file_fleet_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -748,7 +817,7 @@ func (x *TurnNumber) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnNumber.ProtoReflect.Descriptor instead.
 func (*TurnNumber) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{8}
+	return file_fleet_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TurnNumber) GetNumber() uint64 {
@@ -767,13 +836,15 @@ type TurnStore struct {
 	ExpiresUs     uint64                 `protobuf:"varint,4,opt,name=expires_us,json=expiresUs" json:"expires_us,omitempty"` // from now on
 	Ids           []uint32               `protobuf:"fixed32,5,rep,packed,name=ids" json:"ids,omitempty"`
 	Kv            *RetainedKV            `protobuf:"bytes,6,opt,name=kv" json:"kv,omitempty"`
+	ToolCall      bool                   `protobuf:"varint,7,opt,name=tool_call,json=toolCall" json:"tool_call,omitempty"` // the answer ended with a call of a tool
+	Tools         []uint64               `protobuf:"fixed64,8,rep,packed,name=tools" json:"tools,omitempty"`               // hashes of the names of the called tools
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TurnStore) Reset() {
 	*x = TurnStore{}
-	mi := &file_fleet_proto_msgTypes[9]
+	mi := &file_fleet_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -785,7 +856,7 @@ func (x *TurnStore) String() string {
 func (*TurnStore) ProtoMessage() {}
 
 func (x *TurnStore) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[9]
+	mi := &file_fleet_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -798,7 +869,7 @@ func (x *TurnStore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnStore.ProtoReflect.Descriptor instead.
 func (*TurnStore) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{9}
+	return file_fleet_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TurnStore) GetNumber() uint64 {
@@ -843,6 +914,20 @@ func (x *TurnStore) GetKv() *RetainedKV {
 	return nil
 }
 
+func (x *TurnStore) GetToolCall() bool {
+	if x != nil {
+		return x.ToolCall
+	}
+	return false
+}
+
+func (x *TurnStore) GetTools() []uint64 {
+	if x != nil {
+		return x.Tools
+	}
+	return nil
+}
+
 // RetainedKV is fleet.RetainedKV.
 type RetainedKV struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -857,7 +942,7 @@ type RetainedKV struct {
 
 func (x *RetainedKV) Reset() {
 	*x = RetainedKV{}
-	mi := &file_fleet_proto_msgTypes[10]
+	mi := &file_fleet_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +954,7 @@ func (x *RetainedKV) String() string {
 func (*RetainedKV) ProtoMessage() {}
 
 func (x *RetainedKV) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[10]
+	mi := &file_fleet_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +967,7 @@ func (x *RetainedKV) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetainedKV.ProtoReflect.Descriptor instead.
 func (*RetainedKV) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{10}
+	return file_fleet_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RetainedKV) GetHolder() uint64 {
@@ -932,7 +1017,7 @@ type TurnClaim struct {
 
 func (x *TurnClaim) Reset() {
 	*x = TurnClaim{}
-	mi := &file_fleet_proto_msgTypes[11]
+	mi := &file_fleet_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -944,7 +1029,7 @@ func (x *TurnClaim) String() string {
 func (*TurnClaim) ProtoMessage() {}
 
 func (x *TurnClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[11]
+	mi := &file_fleet_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -957,7 +1042,7 @@ func (x *TurnClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnClaim.ProtoReflect.Descriptor instead.
 func (*TurnClaim) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{11}
+	return file_fleet_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TurnClaim) GetNumber() uint64 {
@@ -992,13 +1077,14 @@ type TurnFound struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Found         uint32                 `protobuf:"varint,1,opt,name=found" json:"found,omitempty"` // fleet.Found
 	Kv            *RetainedKV            `protobuf:"bytes,2,opt,name=kv" json:"kv,omitempty"`
+	GapUs         uint64                 `protobuf:"varint,3,opt,name=gap_us,json=gapUs" json:"gap_us,omitempty"` // time since the end of the turn
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TurnFound) Reset() {
 	*x = TurnFound{}
-	mi := &file_fleet_proto_msgTypes[12]
+	mi := &file_fleet_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +1096,7 @@ func (x *TurnFound) String() string {
 func (*TurnFound) ProtoMessage() {}
 
 func (x *TurnFound) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[12]
+	mi := &file_fleet_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +1109,7 @@ func (x *TurnFound) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnFound.ProtoReflect.Descriptor instead.
 func (*TurnFound) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{12}
+	return file_fleet_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TurnFound) GetFound() uint32 {
@@ -1040,6 +1126,13 @@ func (x *TurnFound) GetKv() *RetainedKV {
 	return nil
 }
 
+func (x *TurnFound) GetGapUs() uint64 {
+	if x != nil {
+		return x.GapUs
+	}
+	return 0
+}
+
 // Tenant is the name and the limits of a tenant.
 type Tenant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1053,7 +1146,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_fleet_proto_msgTypes[13]
+	mi := &file_fleet_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1065,7 +1158,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[13]
+	mi := &file_fleet_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1078,7 +1171,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{13}
+	return file_fleet_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Tenant) GetName() string {
@@ -1121,7 +1214,7 @@ type Budget struct {
 
 func (x *Budget) Reset() {
 	*x = Budget{}
-	mi := &file_fleet_proto_msgTypes[14]
+	mi := &file_fleet_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1133,7 +1226,7 @@ func (x *Budget) String() string {
 func (*Budget) ProtoMessage() {}
 
 func (x *Budget) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[14]
+	mi := &file_fleet_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1146,7 +1239,7 @@ func (x *Budget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Budget.ProtoReflect.Descriptor instead.
 func (*Budget) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{14}
+	return file_fleet_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Budget) GetRequest() uint64 {
@@ -1186,7 +1279,7 @@ type BudgetAnswer struct {
 
 func (x *BudgetAnswer) Reset() {
 	*x = BudgetAnswer{}
-	mi := &file_fleet_proto_msgTypes[15]
+	mi := &file_fleet_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1291,7 @@ func (x *BudgetAnswer) String() string {
 func (*BudgetAnswer) ProtoMessage() {}
 
 func (x *BudgetAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[15]
+	mi := &file_fleet_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +1304,7 @@ func (x *BudgetAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetAnswer.ProtoReflect.Descriptor instead.
 func (*BudgetAnswer) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{15}
+	return file_fleet_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BudgetAnswer) GetSettled() bool {
@@ -1281,7 +1374,7 @@ type Level struct {
 
 func (x *Level) Reset() {
 	*x = Level{}
-	mi := &file_fleet_proto_msgTypes[16]
+	mi := &file_fleet_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1386,7 @@ func (x *Level) String() string {
 func (*Level) ProtoMessage() {}
 
 func (x *Level) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[16]
+	mi := &file_fleet_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1399,7 @@ func (x *Level) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Level.ProtoReflect.Descriptor instead.
 func (*Level) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{16}
+	return file_fleet_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Level) GetLimit() uint64 {
@@ -1345,7 +1438,7 @@ type BudgetState struct {
 
 func (x *BudgetState) Reset() {
 	*x = BudgetState{}
-	mi := &file_fleet_proto_msgTypes[17]
+	mi := &file_fleet_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1450,7 @@ func (x *BudgetState) String() string {
 func (*BudgetState) ProtoMessage() {}
 
 func (x *BudgetState) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[17]
+	mi := &file_fleet_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1463,7 @@ func (x *BudgetState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetState.ProtoReflect.Descriptor instead.
 func (*BudgetState) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{17}
+	return file_fleet_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *BudgetState) GetKey() []byte {
@@ -1427,7 +1520,7 @@ type Settle struct {
 
 func (x *Settle) Reset() {
 	*x = Settle{}
-	mi := &file_fleet_proto_msgTypes[18]
+	mi := &file_fleet_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1532,7 @@ func (x *Settle) String() string {
 func (*Settle) ProtoMessage() {}
 
 func (x *Settle) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[18]
+	mi := &file_fleet_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1545,7 @@ func (x *Settle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settle.ProtoReflect.Descriptor instead.
 func (*Settle) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{18}
+	return file_fleet_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Settle) GetRequest() uint64 {
@@ -1490,7 +1583,7 @@ type Charge struct {
 
 func (x *Charge) Reset() {
 	*x = Charge{}
-	mi := &file_fleet_proto_msgTypes[19]
+	mi := &file_fleet_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1595,7 @@ func (x *Charge) String() string {
 func (*Charge) ProtoMessage() {}
 
 func (x *Charge) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[19]
+	mi := &file_fleet_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1608,7 @@ func (x *Charge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Charge.ProtoReflect.Descriptor instead.
 func (*Charge) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{19}
+	return file_fleet_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Charge) GetRequest() uint64 {
@@ -1562,7 +1655,7 @@ type BudgetStates struct {
 
 func (x *BudgetStates) Reset() {
 	*x = BudgetStates{}
-	mi := &file_fleet_proto_msgTypes[20]
+	mi := &file_fleet_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1667,7 @@ func (x *BudgetStates) String() string {
 func (*BudgetStates) ProtoMessage() {}
 
 func (x *BudgetStates) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[20]
+	mi := &file_fleet_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1680,7 @@ func (x *BudgetStates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetStates.ProtoReflect.Descriptor instead.
 func (*BudgetStates) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{20}
+	return file_fleet_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BudgetStates) GetStates() []*BudgetState {
@@ -1610,7 +1703,7 @@ type PublishedBudgets struct {
 
 func (x *PublishedBudgets) Reset() {
 	*x = PublishedBudgets{}
-	mi := &file_fleet_proto_msgTypes[21]
+	mi := &file_fleet_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1715,7 @@ func (x *PublishedBudgets) String() string {
 func (*PublishedBudgets) ProtoMessage() {}
 
 func (x *PublishedBudgets) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[21]
+	mi := &file_fleet_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,7 +1728,7 @@ func (x *PublishedBudgets) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedBudgets.ProtoReflect.Descriptor instead.
 func (*PublishedBudgets) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{21}
+	return file_fleet_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PublishedBudgets) GetWhole() bool {
@@ -1677,7 +1770,7 @@ type HomesQuestion struct {
 
 func (x *HomesQuestion) Reset() {
 	*x = HomesQuestion{}
-	mi := &file_fleet_proto_msgTypes[22]
+	mi := &file_fleet_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1782,7 @@ func (x *HomesQuestion) String() string {
 func (*HomesQuestion) ProtoMessage() {}
 
 func (x *HomesQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[22]
+	mi := &file_fleet_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1795,7 @@ func (x *HomesQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HomesQuestion.ProtoReflect.Descriptor instead.
 func (*HomesQuestion) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{22}
+	return file_fleet_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HomesQuestion) GetTable() uint64 {
@@ -1731,7 +1824,7 @@ type Homes struct {
 
 func (x *Homes) Reset() {
 	*x = Homes{}
-	mi := &file_fleet_proto_msgTypes[23]
+	mi := &file_fleet_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +1836,7 @@ func (x *Homes) String() string {
 func (*Homes) ProtoMessage() {}
 
 func (x *Homes) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[23]
+	mi := &file_fleet_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +1849,7 @@ func (x *Homes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Homes.ProtoReflect.Descriptor instead.
 func (*Homes) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{23}
+	return file_fleet_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Homes) GetTable() uint64 {
@@ -1809,7 +1902,7 @@ type Home struct {
 
 func (x *Home) Reset() {
 	*x = Home{}
-	mi := &file_fleet_proto_msgTypes[24]
+	mi := &file_fleet_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1821,7 +1914,7 @@ func (x *Home) String() string {
 func (*Home) ProtoMessage() {}
 
 func (x *Home) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[24]
+	mi := &file_fleet_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1834,7 +1927,7 @@ func (x *Home) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Home.ProtoReflect.Descriptor instead.
 func (*Home) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{24}
+	return file_fleet_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Home) GetHash() uint64 {
@@ -1940,7 +2033,7 @@ type Members struct {
 
 func (x *Members) Reset() {
 	*x = Members{}
-	mi := &file_fleet_proto_msgTypes[25]
+	mi := &file_fleet_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2045,7 @@ func (x *Members) String() string {
 func (*Members) ProtoMessage() {}
 
 func (x *Members) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[25]
+	mi := &file_fleet_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2058,7 @@ func (x *Members) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Members.ProtoReflect.Descriptor instead.
 func (*Members) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{25}
+	return file_fleet_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Members) GetMark() uint64 {
@@ -1999,7 +2092,7 @@ type KnownModel struct {
 
 func (x *KnownModel) Reset() {
 	*x = KnownModel{}
-	mi := &file_fleet_proto_msgTypes[26]
+	mi := &file_fleet_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2011,7 +2104,7 @@ func (x *KnownModel) String() string {
 func (*KnownModel) ProtoMessage() {}
 
 func (x *KnownModel) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[26]
+	mi := &file_fleet_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2024,7 +2117,7 @@ func (x *KnownModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownModel.ProtoReflect.Descriptor instead.
 func (*KnownModel) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{26}
+	return file_fleet_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *KnownModel) GetModel() string {
@@ -2062,7 +2155,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_fleet_proto_msgTypes[27]
+	mi := &file_fleet_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2167,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[27]
+	mi := &file_fleet_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2180,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{27}
+	return file_fleet_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Member) GetNumber() uint32 {
@@ -2222,7 +2315,7 @@ type Engine struct {
 
 func (x *Engine) Reset() {
 	*x = Engine{}
-	mi := &file_fleet_proto_msgTypes[28]
+	mi := &file_fleet_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2234,7 +2327,7 @@ func (x *Engine) String() string {
 func (*Engine) ProtoMessage() {}
 
 func (x *Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[28]
+	mi := &file_fleet_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2247,7 +2340,7 @@ func (x *Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Engine.ProtoReflect.Descriptor instead.
 func (*Engine) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{28}
+	return file_fleet_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Engine) GetName() string {
@@ -2504,7 +2597,7 @@ type Facts struct {
 
 func (x *Facts) Reset() {
 	*x = Facts{}
-	mi := &file_fleet_proto_msgTypes[29]
+	mi := &file_fleet_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +2609,7 @@ func (x *Facts) String() string {
 func (*Facts) ProtoMessage() {}
 
 func (x *Facts) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[29]
+	mi := &file_fleet_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +2622,7 @@ func (x *Facts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Facts.ProtoReflect.Descriptor instead.
 func (*Facts) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{29}
+	return file_fleet_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Facts) GetModels() []string {
@@ -2691,7 +2784,7 @@ type ModelCard struct {
 
 func (x *ModelCard) Reset() {
 	*x = ModelCard{}
-	mi := &file_fleet_proto_msgTypes[30]
+	mi := &file_fleet_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +2796,7 @@ func (x *ModelCard) String() string {
 func (*ModelCard) ProtoMessage() {}
 
 func (x *ModelCard) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[30]
+	mi := &file_fleet_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +2809,7 @@ func (x *ModelCard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelCard.ProtoReflect.Descriptor instead.
 func (*ModelCard) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{30}
+	return file_fleet_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ModelCard) GetId() string {
@@ -2757,7 +2850,7 @@ type KVPublisher struct {
 
 func (x *KVPublisher) Reset() {
 	*x = KVPublisher{}
-	mi := &file_fleet_proto_msgTypes[31]
+	mi := &file_fleet_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2769,7 +2862,7 @@ func (x *KVPublisher) String() string {
 func (*KVPublisher) ProtoMessage() {}
 
 func (x *KVPublisher) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[31]
+	mi := &file_fleet_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2782,7 +2875,7 @@ func (x *KVPublisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KVPublisher.ProtoReflect.Descriptor instead.
 func (*KVPublisher) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{31}
+	return file_fleet_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *KVPublisher) GetBlockTokens() int64 {
@@ -2809,7 +2902,7 @@ type KVEndpoints struct {
 
 func (x *KVEndpoints) Reset() {
 	*x = KVEndpoints{}
-	mi := &file_fleet_proto_msgTypes[32]
+	mi := &file_fleet_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +2914,7 @@ func (x *KVEndpoints) String() string {
 func (*KVEndpoints) ProtoMessage() {}
 
 func (x *KVEndpoints) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[32]
+	mi := &file_fleet_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2834,7 +2927,7 @@ func (x *KVEndpoints) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KVEndpoints.ProtoReflect.Descriptor instead.
 func (*KVEndpoints) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{32}
+	return file_fleet_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *KVEndpoints) GetEvents() string {
@@ -2862,7 +2955,7 @@ type KVAddress struct {
 
 func (x *KVAddress) Reset() {
 	*x = KVAddress{}
-	mi := &file_fleet_proto_msgTypes[33]
+	mi := &file_fleet_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2874,7 +2967,7 @@ func (x *KVAddress) String() string {
 func (*KVAddress) ProtoMessage() {}
 
 func (x *KVAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[33]
+	mi := &file_fleet_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2887,7 +2980,7 @@ func (x *KVAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KVAddress.ProtoReflect.Descriptor instead.
 func (*KVAddress) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{33}
+	return file_fleet_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *KVAddress) GetHost() string {
@@ -2922,7 +3015,7 @@ type Loads struct {
 
 func (x *Loads) Reset() {
 	*x = Loads{}
-	mi := &file_fleet_proto_msgTypes[34]
+	mi := &file_fleet_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2934,7 +3027,7 @@ func (x *Loads) String() string {
 func (*Loads) ProtoMessage() {}
 
 func (x *Loads) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[34]
+	mi := &file_fleet_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2947,7 +3040,7 @@ func (x *Loads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loads.ProtoReflect.Descriptor instead.
 func (*Loads) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{34}
+	return file_fleet_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Loads) GetMark() uint64 {
@@ -2978,7 +3071,7 @@ type InstanceLoad struct {
 
 func (x *InstanceLoad) Reset() {
 	*x = InstanceLoad{}
-	mi := &file_fleet_proto_msgTypes[35]
+	mi := &file_fleet_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2990,7 +3083,7 @@ func (x *InstanceLoad) String() string {
 func (*InstanceLoad) ProtoMessage() {}
 
 func (x *InstanceLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[35]
+	mi := &file_fleet_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3003,7 +3096,7 @@ func (x *InstanceLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceLoad.ProtoReflect.Descriptor instead.
 func (*InstanceLoad) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{35}
+	return file_fleet_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *InstanceLoad) GetNumber() uint32 {
@@ -3066,7 +3159,7 @@ type RankLoad struct {
 
 func (x *RankLoad) Reset() {
 	*x = RankLoad{}
-	mi := &file_fleet_proto_msgTypes[36]
+	mi := &file_fleet_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3078,7 +3171,7 @@ func (x *RankLoad) String() string {
 func (*RankLoad) ProtoMessage() {}
 
 func (x *RankLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[36]
+	mi := &file_fleet_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3091,7 +3184,7 @@ func (x *RankLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankLoad.ProtoReflect.Descriptor instead.
 func (*RankLoad) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{36}
+	return file_fleet_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RankLoad) GetRequests() int32 {
@@ -3175,7 +3268,7 @@ type Circuit struct {
 
 func (x *Circuit) Reset() {
 	*x = Circuit{}
-	mi := &file_fleet_proto_msgTypes[37]
+	mi := &file_fleet_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3187,7 +3280,7 @@ func (x *Circuit) String() string {
 func (*Circuit) ProtoMessage() {}
 
 func (x *Circuit) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[37]
+	mi := &file_fleet_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3200,7 +3293,7 @@ func (x *Circuit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Circuit.ProtoReflect.Descriptor instead.
 func (*Circuit) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{37}
+	return file_fleet_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Circuit) GetFailures() int32 {
@@ -3228,7 +3321,7 @@ type Fit struct {
 
 func (x *Fit) Reset() {
 	*x = Fit{}
-	mi := &file_fleet_proto_msgTypes[38]
+	mi := &file_fleet_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3240,7 +3333,7 @@ func (x *Fit) String() string {
 func (*Fit) ProtoMessage() {}
 
 func (x *Fit) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[38]
+	mi := &file_fleet_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3253,7 +3346,7 @@ func (x *Fit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fit.ProtoReflect.Descriptor instead.
 func (*Fit) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{38}
+	return file_fleet_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Fit) GetPerTokenUs() float32 {
@@ -3281,7 +3374,7 @@ type Pairs struct {
 
 func (x *Pairs) Reset() {
 	*x = Pairs{}
-	mi := &file_fleet_proto_msgTypes[39]
+	mi := &file_fleet_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3293,7 +3386,7 @@ func (x *Pairs) String() string {
 func (*Pairs) ProtoMessage() {}
 
 func (x *Pairs) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[39]
+	mi := &file_fleet_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3306,7 +3399,7 @@ func (x *Pairs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pairs.ProtoReflect.Descriptor instead.
 func (*Pairs) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{39}
+	return file_fleet_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Pairs) GetMark() uint64 {
@@ -3335,7 +3428,7 @@ type PairState struct {
 
 func (x *PairState) Reset() {
 	*x = PairState{}
-	mi := &file_fleet_proto_msgTypes[40]
+	mi := &file_fleet_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3440,7 @@ func (x *PairState) String() string {
 func (*PairState) ProtoMessage() {}
 
 func (x *PairState) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[40]
+	mi := &file_fleet_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3453,7 @@ func (x *PairState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairState.ProtoReflect.Descriptor instead.
 func (*PairState) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{40}
+	return file_fleet_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PairState) GetPrefill() uint64 {
@@ -3403,7 +3496,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_fleet_proto_msgTypes[41]
+	mi := &file_fleet_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3415,7 +3508,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[41]
+	mi := &file_fleet_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3428,7 +3521,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{41}
+	return file_fleet_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Report) GetObservations() *Observations {
@@ -3464,7 +3557,7 @@ type Observations struct {
 
 func (x *Observations) Reset() {
 	*x = Observations{}
-	mi := &file_fleet_proto_msgTypes[42]
+	mi := &file_fleet_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3476,7 +3569,7 @@ func (x *Observations) String() string {
 func (*Observations) ProtoMessage() {}
 
 func (x *Observations) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[42]
+	mi := &file_fleet_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3489,7 +3582,7 @@ func (x *Observations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observations.ProtoReflect.Descriptor instead.
 func (*Observations) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{42}
+	return file_fleet_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Observations) GetMark() uint64 {
@@ -3527,7 +3620,7 @@ type Observation struct {
 
 func (x *Observation) Reset() {
 	*x = Observation{}
-	mi := &file_fleet_proto_msgTypes[43]
+	mi := &file_fleet_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3539,7 +3632,7 @@ func (x *Observation) String() string {
 func (*Observation) ProtoMessage() {}
 
 func (x *Observation) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[43]
+	mi := &file_fleet_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3552,7 +3645,7 @@ func (x *Observation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observation.ProtoReflect.Descriptor instead.
 func (*Observation) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{43}
+	return file_fleet_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Observation) GetWhat() Observed {
@@ -3608,7 +3701,7 @@ type Warming struct {
 
 func (x *Warming) Reset() {
 	*x = Warming{}
-	mi := &file_fleet_proto_msgTypes[44]
+	mi := &file_fleet_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3620,7 +3713,7 @@ func (x *Warming) String() string {
 func (*Warming) ProtoMessage() {}
 
 func (x *Warming) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[44]
+	mi := &file_fleet_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3633,7 +3726,7 @@ func (x *Warming) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Warming.ProtoReflect.Descriptor instead.
 func (*Warming) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{44}
+	return file_fleet_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Warming) GetPrefill() []uint64 {
@@ -3661,7 +3754,7 @@ type IDAsk struct {
 
 func (x *IDAsk) Reset() {
 	*x = IDAsk{}
-	mi := &file_fleet_proto_msgTypes[45]
+	mi := &file_fleet_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3673,7 +3766,7 @@ func (x *IDAsk) String() string {
 func (*IDAsk) ProtoMessage() {}
 
 func (x *IDAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[45]
+	mi := &file_fleet_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3686,7 +3779,7 @@ func (x *IDAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IDAsk.ProtoReflect.Descriptor instead.
 func (*IDAsk) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{45}
+	return file_fleet_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *IDAsk) GetHolder() uint64 {
@@ -3713,7 +3806,7 @@ type IDRanges struct {
 
 func (x *IDRanges) Reset() {
 	*x = IDRanges{}
-	mi := &file_fleet_proto_msgTypes[46]
+	mi := &file_fleet_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3725,7 +3818,7 @@ func (x *IDRanges) String() string {
 func (*IDRanges) ProtoMessage() {}
 
 func (x *IDRanges) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[46]
+	mi := &file_fleet_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3738,7 +3831,7 @@ func (x *IDRanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IDRanges.ProtoReflect.Descriptor instead.
 func (*IDRanges) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{46}
+	return file_fleet_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *IDRanges) GetRanges() []*IDRange {
@@ -3761,7 +3854,7 @@ type IDRange struct {
 
 func (x *IDRange) Reset() {
 	*x = IDRange{}
-	mi := &file_fleet_proto_msgTypes[47]
+	mi := &file_fleet_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3773,7 +3866,7 @@ func (x *IDRange) String() string {
 func (*IDRange) ProtoMessage() {}
 
 func (x *IDRange) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[47]
+	mi := &file_fleet_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3786,7 +3879,7 @@ func (x *IDRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IDRange.ProtoReflect.Descriptor instead.
 func (*IDRange) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{47}
+	return file_fleet_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *IDRange) GetHolder() uint64 {
@@ -3836,7 +3929,7 @@ type Registrations struct {
 
 func (x *Registrations) Reset() {
 	*x = Registrations{}
-	mi := &file_fleet_proto_msgTypes[48]
+	mi := &file_fleet_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3848,7 +3941,7 @@ func (x *Registrations) String() string {
 func (*Registrations) ProtoMessage() {}
 
 func (x *Registrations) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[48]
+	mi := &file_fleet_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3861,7 +3954,7 @@ func (x *Registrations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registrations.ProtoReflect.Descriptor instead.
 func (*Registrations) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{48}
+	return file_fleet_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Registrations) GetWrittenMs() int64 {
@@ -3899,7 +3992,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_fleet_proto_msgTypes[49]
+	mi := &file_fleet_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3911,7 +4004,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[49]
+	mi := &file_fleet_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3924,7 +4017,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{49}
+	return file_fleet_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Registration) GetKey() string {
@@ -4006,13 +4099,21 @@ const file_fleet_proto_rawDesc = "" +
 	"\fcontent_type\x18\x02 \x01(\tR\vcontentType\x12\x12\n" +
 	"\x04body\x18\x03 \x01(\fR\x04body\"\x18\n" +
 	"\x06Result\x12\x0e\n" +
-	"\x02ok\x18\x01 \x01(\bR\x02ok\"4\n" +
+	"\x02ok\x18\x01 \x01(\bR\x02ok\"m\n" +
+	"\n" +
+	"TurnStored\x12\x0e\n" +
+	"\x02ok\x18\x01 \x01(\bR\x02ok\x12\x17\n" +
+	"\akeep_us\x18\x02 \x01(\x04R\x06keepUs\x12\x16\n" +
+	"\x06policy\x18\x03 \x01(\tR\x06policy\x12\x1e\n" +
+	"\n" +
+	"likelihood\x18\x04 \x01(\rR\n" +
+	"likelihood\"4\n" +
 	"\bTurnName\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"$\n" +
 	"\n" +
 	"TurnNumber\x12\x16\n" +
-	"\x06number\x18\x01 \x01(\x04R\x06number\"\xa9\x01\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\"\xdc\x01\n" +
 	"\tTurnStore\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x12\n" +
@@ -4020,7 +4121,9 @@ const file_fleet_proto_rawDesc = "" +
 	"\n" +
 	"expires_us\x18\x04 \x01(\x04R\texpiresUs\x12\x10\n" +
 	"\x03ids\x18\x05 \x03(\aR\x03ids\x12)\n" +
-	"\x02kv\x18\x06 \x01(\v2\x19.pdproxy.fleet.RetainedKVR\x02kv\"\x83\x01\n" +
+	"\x02kv\x18\x06 \x01(\v2\x19.pdproxy.fleet.RetainedKVR\x02kv\x12\x1b\n" +
+	"\ttool_call\x18\a \x01(\bR\btoolCall\x12\x14\n" +
+	"\x05tools\x18\b \x03(\x06R\x05tools\"\x83\x01\n" +
 	"\n" +
 	"RetainedKV\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\x04R\x06holder\x12\x19\n" +
@@ -4032,10 +4135,11 @@ const file_fleet_proto_rawDesc = "" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
-	"\x03ids\x18\x04 \x03(\aR\x03ids\"L\n" +
+	"\x03ids\x18\x04 \x03(\aR\x03ids\"c\n" +
 	"\tTurnFound\x12\x14\n" +
 	"\x05found\x18\x01 \x01(\rR\x05found\x12)\n" +
-	"\x02kv\x18\x02 \x01(\v2\x19.pdproxy.fleet.RetainedKVR\x02kv\"n\n" +
+	"\x02kv\x18\x02 \x01(\v2\x19.pdproxy.fleet.RetainedKVR\x02kv\x12\x15\n" +
+	"\x06gap_us\x18\x03 \x01(\x04R\x05gapUs\"n\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\brequests\x18\x02 \x01(\x04R\brequests\x12\x16\n" +
@@ -4342,7 +4446,7 @@ func file_fleet_proto_rawDescGZIP() []byte {
 }
 
 var file_fleet_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_fleet_proto_goTypes = []any{
 	(Kind)(0),                // 0: pdproxy.fleet.Kind
 	(Observed)(0),            // 1: pdproxy.fleet.Observed
@@ -4353,84 +4457,85 @@ var file_fleet_proto_goTypes = []any{
 	(*AdminRequest)(nil),     // 6: pdproxy.fleet.AdminRequest
 	(*AdminAnswer)(nil),      // 7: pdproxy.fleet.AdminAnswer
 	(*Result)(nil),           // 8: pdproxy.fleet.Result
-	(*TurnName)(nil),         // 9: pdproxy.fleet.TurnName
-	(*TurnNumber)(nil),       // 10: pdproxy.fleet.TurnNumber
-	(*TurnStore)(nil),        // 11: pdproxy.fleet.TurnStore
-	(*RetainedKV)(nil),       // 12: pdproxy.fleet.RetainedKV
-	(*TurnClaim)(nil),        // 13: pdproxy.fleet.TurnClaim
-	(*TurnFound)(nil),        // 14: pdproxy.fleet.TurnFound
-	(*Tenant)(nil),           // 15: pdproxy.fleet.Tenant
-	(*Budget)(nil),           // 16: pdproxy.fleet.Budget
-	(*BudgetAnswer)(nil),     // 17: pdproxy.fleet.BudgetAnswer
-	(*Level)(nil),            // 18: pdproxy.fleet.Level
-	(*BudgetState)(nil),      // 19: pdproxy.fleet.BudgetState
-	(*Settle)(nil),           // 20: pdproxy.fleet.Settle
-	(*Charge)(nil),           // 21: pdproxy.fleet.Charge
-	(*BudgetStates)(nil),     // 22: pdproxy.fleet.BudgetStates
-	(*PublishedBudgets)(nil), // 23: pdproxy.fleet.PublishedBudgets
-	(*HomesQuestion)(nil),    // 24: pdproxy.fleet.HomesQuestion
-	(*Homes)(nil),            // 25: pdproxy.fleet.Homes
-	(*Home)(nil),             // 26: pdproxy.fleet.Home
-	(*Members)(nil),          // 27: pdproxy.fleet.Members
-	(*KnownModel)(nil),       // 28: pdproxy.fleet.KnownModel
-	(*Member)(nil),           // 29: pdproxy.fleet.Member
-	(*Engine)(nil),           // 30: pdproxy.fleet.Engine
-	(*Facts)(nil),            // 31: pdproxy.fleet.Facts
-	(*ModelCard)(nil),        // 32: pdproxy.fleet.ModelCard
-	(*KVPublisher)(nil),      // 33: pdproxy.fleet.KVPublisher
-	(*KVEndpoints)(nil),      // 34: pdproxy.fleet.KVEndpoints
-	(*KVAddress)(nil),        // 35: pdproxy.fleet.KVAddress
-	(*Loads)(nil),            // 36: pdproxy.fleet.Loads
-	(*InstanceLoad)(nil),     // 37: pdproxy.fleet.InstanceLoad
-	(*RankLoad)(nil),         // 38: pdproxy.fleet.RankLoad
-	(*Circuit)(nil),          // 39: pdproxy.fleet.Circuit
-	(*Fit)(nil),              // 40: pdproxy.fleet.Fit
-	(*Pairs)(nil),            // 41: pdproxy.fleet.Pairs
-	(*PairState)(nil),        // 42: pdproxy.fleet.PairState
-	(*Report)(nil),           // 43: pdproxy.fleet.Report
-	(*Observations)(nil),     // 44: pdproxy.fleet.Observations
-	(*Observation)(nil),      // 45: pdproxy.fleet.Observation
-	(*Warming)(nil),          // 46: pdproxy.fleet.Warming
-	(*IDAsk)(nil),            // 47: pdproxy.fleet.IDAsk
-	(*IDRanges)(nil),         // 48: pdproxy.fleet.IDRanges
-	(*IDRange)(nil),          // 49: pdproxy.fleet.IDRange
-	(*Registrations)(nil),    // 50: pdproxy.fleet.Registrations
-	(*Registration)(nil),     // 51: pdproxy.fleet.Registration
+	(*TurnStored)(nil),       // 9: pdproxy.fleet.TurnStored
+	(*TurnName)(nil),         // 10: pdproxy.fleet.TurnName
+	(*TurnNumber)(nil),       // 11: pdproxy.fleet.TurnNumber
+	(*TurnStore)(nil),        // 12: pdproxy.fleet.TurnStore
+	(*RetainedKV)(nil),       // 13: pdproxy.fleet.RetainedKV
+	(*TurnClaim)(nil),        // 14: pdproxy.fleet.TurnClaim
+	(*TurnFound)(nil),        // 15: pdproxy.fleet.TurnFound
+	(*Tenant)(nil),           // 16: pdproxy.fleet.Tenant
+	(*Budget)(nil),           // 17: pdproxy.fleet.Budget
+	(*BudgetAnswer)(nil),     // 18: pdproxy.fleet.BudgetAnswer
+	(*Level)(nil),            // 19: pdproxy.fleet.Level
+	(*BudgetState)(nil),      // 20: pdproxy.fleet.BudgetState
+	(*Settle)(nil),           // 21: pdproxy.fleet.Settle
+	(*Charge)(nil),           // 22: pdproxy.fleet.Charge
+	(*BudgetStates)(nil),     // 23: pdproxy.fleet.BudgetStates
+	(*PublishedBudgets)(nil), // 24: pdproxy.fleet.PublishedBudgets
+	(*HomesQuestion)(nil),    // 25: pdproxy.fleet.HomesQuestion
+	(*Homes)(nil),            // 26: pdproxy.fleet.Homes
+	(*Home)(nil),             // 27: pdproxy.fleet.Home
+	(*Members)(nil),          // 28: pdproxy.fleet.Members
+	(*KnownModel)(nil),       // 29: pdproxy.fleet.KnownModel
+	(*Member)(nil),           // 30: pdproxy.fleet.Member
+	(*Engine)(nil),           // 31: pdproxy.fleet.Engine
+	(*Facts)(nil),            // 32: pdproxy.fleet.Facts
+	(*ModelCard)(nil),        // 33: pdproxy.fleet.ModelCard
+	(*KVPublisher)(nil),      // 34: pdproxy.fleet.KVPublisher
+	(*KVEndpoints)(nil),      // 35: pdproxy.fleet.KVEndpoints
+	(*KVAddress)(nil),        // 36: pdproxy.fleet.KVAddress
+	(*Loads)(nil),            // 37: pdproxy.fleet.Loads
+	(*InstanceLoad)(nil),     // 38: pdproxy.fleet.InstanceLoad
+	(*RankLoad)(nil),         // 39: pdproxy.fleet.RankLoad
+	(*Circuit)(nil),          // 40: pdproxy.fleet.Circuit
+	(*Fit)(nil),              // 41: pdproxy.fleet.Fit
+	(*Pairs)(nil),            // 42: pdproxy.fleet.Pairs
+	(*PairState)(nil),        // 43: pdproxy.fleet.PairState
+	(*Report)(nil),           // 44: pdproxy.fleet.Report
+	(*Observations)(nil),     // 45: pdproxy.fleet.Observations
+	(*Observation)(nil),      // 46: pdproxy.fleet.Observation
+	(*Warming)(nil),          // 47: pdproxy.fleet.Warming
+	(*IDAsk)(nil),            // 48: pdproxy.fleet.IDAsk
+	(*IDRanges)(nil),         // 49: pdproxy.fleet.IDRanges
+	(*IDRange)(nil),          // 50: pdproxy.fleet.IDRange
+	(*Registrations)(nil),    // 51: pdproxy.fleet.Registrations
+	(*Registration)(nil),     // 52: pdproxy.fleet.Registration
 }
 var file_fleet_proto_depIdxs = []int32{
-	12, // 0: pdproxy.fleet.TurnStore.kv:type_name -> pdproxy.fleet.RetainedKV
-	12, // 1: pdproxy.fleet.TurnFound.kv:type_name -> pdproxy.fleet.RetainedKV
-	15, // 2: pdproxy.fleet.Budget.tenant:type_name -> pdproxy.fleet.Tenant
-	18, // 3: pdproxy.fleet.BudgetAnswer.requests:type_name -> pdproxy.fleet.Level
-	18, // 4: pdproxy.fleet.BudgetAnswer.tokens:type_name -> pdproxy.fleet.Level
-	19, // 5: pdproxy.fleet.BudgetAnswer.state:type_name -> pdproxy.fleet.BudgetState
-	15, // 6: pdproxy.fleet.Charge.tenant:type_name -> pdproxy.fleet.Tenant
-	19, // 7: pdproxy.fleet.BudgetStates.states:type_name -> pdproxy.fleet.BudgetState
-	19, // 8: pdproxy.fleet.PublishedBudgets.states:type_name -> pdproxy.fleet.BudgetState
-	26, // 9: pdproxy.fleet.Homes.homes:type_name -> pdproxy.fleet.Home
-	29, // 10: pdproxy.fleet.Members.instances:type_name -> pdproxy.fleet.Member
-	28, // 11: pdproxy.fleet.Members.known:type_name -> pdproxy.fleet.KnownModel
-	30, // 12: pdproxy.fleet.Member.spec:type_name -> pdproxy.fleet.Engine
-	31, // 13: pdproxy.fleet.Member.facts:type_name -> pdproxy.fleet.Facts
-	32, // 14: pdproxy.fleet.Facts.cards:type_name -> pdproxy.fleet.ModelCard
-	33, // 15: pdproxy.fleet.Facts.kv_events:type_name -> pdproxy.fleet.KVPublisher
-	35, // 16: pdproxy.fleet.Facts.kv_address:type_name -> pdproxy.fleet.KVAddress
-	34, // 17: pdproxy.fleet.KVPublisher.ranks:type_name -> pdproxy.fleet.KVEndpoints
-	37, // 18: pdproxy.fleet.Loads.instances:type_name -> pdproxy.fleet.InstanceLoad
-	39, // 19: pdproxy.fleet.InstanceLoad.circuit:type_name -> pdproxy.fleet.Circuit
-	40, // 20: pdproxy.fleet.InstanceLoad.transfers:type_name -> pdproxy.fleet.Fit
-	38, // 21: pdproxy.fleet.InstanceLoad.ranks:type_name -> pdproxy.fleet.RankLoad
-	40, // 22: pdproxy.fleet.RankLoad.prefill:type_name -> pdproxy.fleet.Fit
-	40, // 23: pdproxy.fleet.RankLoad.output:type_name -> pdproxy.fleet.Fit
-	42, // 24: pdproxy.fleet.Pairs.pairs:type_name -> pdproxy.fleet.PairState
-	39, // 25: pdproxy.fleet.PairState.circuit:type_name -> pdproxy.fleet.Circuit
-	44, // 26: pdproxy.fleet.Report.observations:type_name -> pdproxy.fleet.Observations
-	47, // 27: pdproxy.fleet.Report.ids:type_name -> pdproxy.fleet.IDAsk
-	45, // 28: pdproxy.fleet.Observations.list:type_name -> pdproxy.fleet.Observation
-	46, // 29: pdproxy.fleet.Observations.warming:type_name -> pdproxy.fleet.Warming
+	13, // 0: pdproxy.fleet.TurnStore.kv:type_name -> pdproxy.fleet.RetainedKV
+	13, // 1: pdproxy.fleet.TurnFound.kv:type_name -> pdproxy.fleet.RetainedKV
+	16, // 2: pdproxy.fleet.Budget.tenant:type_name -> pdproxy.fleet.Tenant
+	19, // 3: pdproxy.fleet.BudgetAnswer.requests:type_name -> pdproxy.fleet.Level
+	19, // 4: pdproxy.fleet.BudgetAnswer.tokens:type_name -> pdproxy.fleet.Level
+	20, // 5: pdproxy.fleet.BudgetAnswer.state:type_name -> pdproxy.fleet.BudgetState
+	16, // 6: pdproxy.fleet.Charge.tenant:type_name -> pdproxy.fleet.Tenant
+	20, // 7: pdproxy.fleet.BudgetStates.states:type_name -> pdproxy.fleet.BudgetState
+	20, // 8: pdproxy.fleet.PublishedBudgets.states:type_name -> pdproxy.fleet.BudgetState
+	27, // 9: pdproxy.fleet.Homes.homes:type_name -> pdproxy.fleet.Home
+	30, // 10: pdproxy.fleet.Members.instances:type_name -> pdproxy.fleet.Member
+	29, // 11: pdproxy.fleet.Members.known:type_name -> pdproxy.fleet.KnownModel
+	31, // 12: pdproxy.fleet.Member.spec:type_name -> pdproxy.fleet.Engine
+	32, // 13: pdproxy.fleet.Member.facts:type_name -> pdproxy.fleet.Facts
+	33, // 14: pdproxy.fleet.Facts.cards:type_name -> pdproxy.fleet.ModelCard
+	34, // 15: pdproxy.fleet.Facts.kv_events:type_name -> pdproxy.fleet.KVPublisher
+	36, // 16: pdproxy.fleet.Facts.kv_address:type_name -> pdproxy.fleet.KVAddress
+	35, // 17: pdproxy.fleet.KVPublisher.ranks:type_name -> pdproxy.fleet.KVEndpoints
+	38, // 18: pdproxy.fleet.Loads.instances:type_name -> pdproxy.fleet.InstanceLoad
+	40, // 19: pdproxy.fleet.InstanceLoad.circuit:type_name -> pdproxy.fleet.Circuit
+	41, // 20: pdproxy.fleet.InstanceLoad.transfers:type_name -> pdproxy.fleet.Fit
+	39, // 21: pdproxy.fleet.InstanceLoad.ranks:type_name -> pdproxy.fleet.RankLoad
+	41, // 22: pdproxy.fleet.RankLoad.prefill:type_name -> pdproxy.fleet.Fit
+	41, // 23: pdproxy.fleet.RankLoad.output:type_name -> pdproxy.fleet.Fit
+	43, // 24: pdproxy.fleet.Pairs.pairs:type_name -> pdproxy.fleet.PairState
+	40, // 25: pdproxy.fleet.PairState.circuit:type_name -> pdproxy.fleet.Circuit
+	45, // 26: pdproxy.fleet.Report.observations:type_name -> pdproxy.fleet.Observations
+	48, // 27: pdproxy.fleet.Report.ids:type_name -> pdproxy.fleet.IDAsk
+	46, // 28: pdproxy.fleet.Observations.list:type_name -> pdproxy.fleet.Observation
+	47, // 29: pdproxy.fleet.Observations.warming:type_name -> pdproxy.fleet.Warming
 	1,  // 30: pdproxy.fleet.Observation.what:type_name -> pdproxy.fleet.Observed
-	49, // 31: pdproxy.fleet.IDRanges.ranges:type_name -> pdproxy.fleet.IDRange
-	51, // 32: pdproxy.fleet.Registrations.entries:type_name -> pdproxy.fleet.Registration
+	50, // 31: pdproxy.fleet.IDRanges.ranges:type_name -> pdproxy.fleet.IDRange
+	52, // 32: pdproxy.fleet.Registrations.entries:type_name -> pdproxy.fleet.Registration
 	33, // [33:33] is the sub-list for method output_type
 	33, // [33:33] is the sub-list for method input_type
 	33, // [33:33] is the sub-list for extension type_name
@@ -4449,7 +4554,7 @@ func file_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fleet_proto_rawDesc), len(file_fleet_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   50,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -13,6 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/turns"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
@@ -30,6 +31,9 @@ type KV struct {
 	holder engine.Target
 	since  time.Time // start of the holder's state; another one reports that the holder may have restarted
 	free   *cleanup.Job
+
+	decision turns.Decision // of the store that has the KV
+	gap      time.Duration  // from the end of the turn to the next turn, which took the KV
 }
 
 // New returns the KV that the decode engine of an attempt says it retains: params for
@@ -53,6 +57,13 @@ func (k *KV) Params() []byte { return k.params }
 
 // Holder is the decode engine that retains the KV.
 func (k *KV) Holder() engine.Target { return k.holder }
+
+// Decision is the decision of Store.Put; its policy is "" if none is known.
+func (k *KV) Decision() turns.Decision { return k.decision }
+
+// Gap is the time between the end of the turn and the next turn, for which Store.Take took the KV; 0:
+// not known.
+func (k *KV) Gap() time.Duration { return k.gap }
 
 // Foreign reports whether decode named a host that is not known to be its own. The proxy gives
 // no engine the address of such a host.

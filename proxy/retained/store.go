@@ -5,7 +5,9 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/turns"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
 // Entry is KV with the conversation and the token ids by which a later turn finds it.
@@ -21,7 +23,8 @@ type Store interface {
 	// Take takes the KV of the longest sequence with which ids begins. If there is none, it
 	// frees the KV of that name; "" names none.
 	Take(ctx context.Context, scope, name string, ids []uint32, now time.Time) (*KV, fleet.Found)
-	// Put stores an entry. False means that the store rejects it; the caller frees it then.
+	// Put stores an entry, and decides how long it stays: KV.Decision. False means that the store
+	// rejects it; the caller frees it then.
 	Put(e Entry, now time.Time) bool
 	// Clear frees all entries that only this process holds.
 	Clear(now time.Time)
@@ -30,9 +33,13 @@ type Store interface {
 	Free(k *KV, delay time.Duration)
 }
 
-// NewLocal returns the store of a process that serves alone.
-func NewLocal(f Freer) Store {
-	return &local{f, conversation.NewShelf[*KV](fleet.MaxTurns, fleet.MaxTurnIDs)}
+// NewLocal returns the store of a process that serves alone. decide and observer may be nil; see
+// turns.Options.
+func NewLocal(f Freer, decide turns.Decide, observer turns.Observer) Store {
+	return &local{f, turns.New(turns.Options[*KV]{
+		Decide: decide, Free: func(k *KV) { f.Free(k, 0) }, Observer: observer,
+		Counter: func(k *KV) *load.Counter { return turns.CounterOf(k.holder) },
+	})}
 }
 
 // NewFleet returns the store of a process of a fleet: the fleet's coordinator holds the
@@ -41,45 +48,38 @@ func NewFleet(f Freer, client *fleet.Client) Store { return &fleetStore{f, clien
 
 type local struct {
 	Freer
-	shelf *conversation.Shelf[*KV]
+	turns *turns.Keeper[*KV]
 }
 
 // Empty implements Store.
-func (s *local) Empty() bool { return s.shelf.Empty() }
+func (s *local) Empty() bool { return s.turns.Empty() }
 
 // Named implements Store.
-func (s *local) Named(_ context.Context, scope, name string) bool { return s.shelf.Named(scope, name) }
+func (s *local) Named(_ context.Context, scope, name string) bool {
+	return s.turns.Named(scope, name, time.Now())
+}
 
 // Take implements Store.
 func (s *local) Take(_ context.Context, scope, name string, ids []uint32, now time.Time) (*KV, fleet.Found) {
-	if k, ok := s.shelf.Take(scope, ids, now); ok {
+	k, gap, taken, freed := s.turns.Take(scope, name, ids, now)
+	switch {
+	case taken:
+		k.gap = gap
 		return k, fleet.KVTaken
+	case freed:
+		return nil, fleet.KVFreed
 	}
-	if name == "" {
-		return nil, fleet.NothingRetained
-	}
-	old, ok := s.shelf.TakeNamed(scope, name, now)
-	if !ok {
-		return nil, fleet.NothingRetained
-	}
-	s.Free(old, 0)
-	return nil, fleet.KVFreed
+	return nil, fleet.NothingRetained
 }
 
 // Put implements Store.
 func (s *local) Put(e Entry, now time.Time) bool {
-	for _, old := range s.shelf.Put(e, now) {
-		s.Free(old, 0)
-	}
+	e.Value.decision = s.turns.Put(e, now)
 	return true
 }
 
 // Clear implements Store.
-func (s *local) Clear(now time.Time) {
-	for _, k := range s.shelf.TakeAll(now) {
-		s.Free(k, 0)
-	}
-}
+func (s *local) Clear(now time.Time) { s.turns.Clear(now) }
 
 type fleetStore struct {
 	Freer
@@ -96,7 +96,7 @@ func (s *fleetStore) Named(ctx context.Context, scope, name string) bool {
 
 // Take implements Store.
 func (s *fleetStore) Take(ctx context.Context, scope, name string, ids []uint32, _ time.Time) (*KV, fleet.Found) {
-	encoded, found := s.client.TakeKV(ctx, scope, name, ids)
+	encoded, gap, found := s.client.TakeKV(ctx, scope, name, ids)
 	if encoded == nil {
 		return nil, found
 	}
@@ -108,14 +108,17 @@ func (s *fleetStore) Take(ctx context.Context, scope, name string, ids []uint32,
 		s.Free(k, 0)
 		return nil, found
 	}
+	k.gap = gap
 	return k, found
 }
 
 // Put implements Store.
 func (s *fleetStore) Put(e Entry, now time.Time) bool {
-	return s.client.PutKV(conversation.OnShelf[*fleet.RetainedKV]{
-		Scope: e.Scope, Name: e.Name, IDs: e.IDs, Expires: e.Expires, Value: e.Value.encode(),
+	d, ok := s.client.PutKV(conversation.OnShelf[*fleet.RetainedKV]{
+		Scope: e.Scope, Name: e.Name, IDs: e.IDs, Expires: e.Expires, Turn: e.Turn, Value: e.Value.encode(),
 	}, now)
+	e.Value.decision = d
+	return ok
 }
 
 // Clear implements Store.

@@ -59,6 +59,7 @@ type Metrics struct {
 	matchRatio    prometheus.Histogram
 	prompts       *prometheus.CounterVec
 	turns         *prometheus.CounterVec
+	turnKept      *prometheus.HistogramVec
 	warmUps       *prometheus.CounterVec
 	kvEvents      *prometheus.CounterVec
 	distrust      *prometheus.GaugeVec
@@ -73,6 +74,9 @@ type Metrics struct {
 
 // waits are histogram bounds, in seconds, for actions of engines.
 var waits = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300}
+
+// turnTimes are histogram bounds, in seconds, for the times between the turns of conversations.
+var turnTimes = []float64{.1, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 
 // queueWaits are histogram bounds, in seconds. Most requests do not wait: the first bucket
 // counts them.
@@ -141,6 +145,7 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.picksLost = prometheus.NewCounter(prometheus.CounterOpts{Name: "pdproxy_picker_answers_lost_total", Help: "Answers of engines that an ext_proc picker has not seen to the end because it read too slowly."})
 	m.picksLate = prometheus.NewCounter(prometheus.CounterOpts{Name: "pdproxy_picker_heads_late_total", Help: "Answers whose head went to the client without the changes of an ext_proc picker, because the picker was late with this head or with earlier ones."})
 	m.fleetRefused = counter("pdproxy_fleet_refused_total", "Connections of workers, standbys and HTTP callers that the coordinator refused, by reason.", "reason")
+	m.turnKept = histogram("pdproxy_turn_kv_kept_seconds", "Time for which a decode engine kept the KV of a turn, by the result: returned (the next turn uses it), unusable (the next turn begins in another way), replaced (by a newer turn of the conversation), expired (the time of the policy has ended), evicted (memory was short), freed (the policy kept nothing) or drained.", turnTimes, "result")
 	m.turns = counter("pdproxy_turn_kv_total", "KV of a turn that a decode engine keeps for the next turn, by outcome: kept, or pulled by prefill.", "outcome")
 	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "pdproxy_kv_distrust", Help: "1 while an engine's reported cached tokens disagree with the KV index, by the likely reason.",
@@ -331,6 +336,11 @@ func (m *Metrics) Prompt(source, reason string) { m.prompts.WithLabelValues(sour
 
 // WarmUp counts a warm-up request of a pair.
 func (m *Metrics) WarmUp(outcome string) { m.warmUps.WithLabelValues(outcome).Inc() }
+
+// TurnKept observes the time for which a decode engine kept the KV of a turn.
+func (m *Metrics) TurnKept(result string, kept time.Duration) {
+	m.turnKept.WithLabelValues(result).Observe(kept.Seconds())
+}
 
 // Turn counts KV of a conversation's turn that decode retains, or that prefill pulls.
 func (m *Metrics) Turn(outcome string) { m.turns.WithLabelValues(outcome).Inc() }

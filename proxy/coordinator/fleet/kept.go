@@ -8,16 +8,10 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/turns"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
-)
-
-const (
-	// MaxTurns and MaxTurnIDs bound the retained turns that are known. 32 MB of token
-	// ids are more than the engines hold.
-	MaxTurns   = 16 << 10
-	MaxTurnIDs = 8 << 20
 )
 
 // RetainedKV is KV that a decode engine retains after a turn, so that prefill can pull it for the
@@ -50,30 +44,32 @@ const (
 // lost, at least one side knows that the KV must be freed. Both sides may free the KV,
 // which does no harm. No side frees or pulls the KV while another side may pull it.
 
-// PutKV stores a turn at the coordinator, for the worker that gets the next turn.
-// False: it was not stored, and the caller must free the turn.
-func (c *Client) PutKV(o conversation.OnShelf[*RetainedKV], now time.Time) bool {
+// PutKV stores a turn at the coordinator, for the worker that gets the next turn. d is the
+// decision of the coordinator; its policy is "" if the coordinator did not tell it.
+// False: the turn was not stored, and the caller must free it.
+func (c *Client) PutKV(o conversation.OnShelf[*RetainedKV], now time.Time) (d turns.Decision, ok bool) {
 	s := c.session.Load()
 	if s == nil || s.suspect() {
-		return false
+		return d, false
 	}
 	m := c.scratch.Get().(*scratch)
 	defer c.release(m)
 	number := s.last.Add(1)
 	store, ok := storeTurn(number, &o, now, c.o.Mirror)
 	if !ok {
-		return false
+		return d, false
 	}
 	m.out = fleetpb.Append(m.out[:0], store)
 	if shown, err := s.hand(context.Background(), fleetpb.Kind_KIND_TURN_STORE, m); err != nil || !shown {
 		s.unhand(number, m)
-		return false
+		return d, false
 	}
 	m.out = turnNumber(m.out[:0], number)
-	// The answer does not matter: the coordinator has the turn, or frees it when the
-	// connection has ended.
-	_, _ = s.hand(context.Background(), fleetpb.Kind_KIND_TURN_STORED, m)
-	return true
+	// Without an answer, the coordinator has the turn, or frees it when the connection has ended.
+	if s.call(context.Background(), fleetpb.Kind_KIND_TURN_STORED, m) == nil {
+		d = readTurnStored(m.in)
+	}
+	return d, true
 }
 
 // NamesKV reports whether KV is retained for a conversation of that name.
@@ -89,13 +85,13 @@ func (c *Client) NamesKV(ctx context.Context, scope, name string) bool {
 	return err == nil && named
 }
 
-// TakeKV takes the retained KV of the longest beginning of ids. If there is none, KV
-// that is retained for name is freed, unless name is "". With CoordinatorUnreachable, k may be a turn
-// that the caller must not pull, but must free.
-func (c *Client) TakeKV(ctx context.Context, scope, name string, ids []uint32) (k *RetainedKV, found Found) {
+// TakeKV takes the retained KV of the longest beginning of ids, and returns the time since the end of
+// its turn. If there is none, KV that is retained for name is freed, unless name is "". With
+// CoordinatorUnreachable, k may be a turn that the caller must not pull, but must free.
+func (c *Client) TakeKV(ctx context.Context, scope, name string, ids []uint32) (k *RetainedKV, gap time.Duration, found Found) {
 	s := c.session.Load()
 	if s == nil || s.suspect() {
-		return nil, CoordinatorUnreachable
+		return nil, 0, CoordinatorUnreachable
 	}
 	m := c.scratch.Get().(*scratch)
 	defer c.release(m)
@@ -103,29 +99,29 @@ func (c *Client) TakeKV(ctx context.Context, scope, name string, ids []uint32) (
 	m.out = fleetpb.Append(m.out[:0], &fleetpb.TurnClaim{Number: number, Scope: scope, Name: name, Ids: ids})
 	if err := s.call(ctx, fleetpb.Kind_KIND_TURN_CLAIM, m); err != nil {
 		s.unhand(number, m)
-		return nil, CoordinatorUnreachable
+		return nil, 0, CoordinatorUnreachable
 	}
-	k, found, err := readTaken(m.in, c.o.Mirror)
+	k, gap, found, err := readTaken(m.in, c.o.Mirror)
 	switch {
 	case err != nil:
 		s.link.Close(err)
-		return nil, CoordinatorUnreachable
+		return nil, 0, CoordinatorUnreachable
 	case found == KVTaken && c.session.Load() != s: // another coordinator may use its numbers for other instances
-		return nil, CoordinatorUnreachable
+		return nil, 0, CoordinatorUnreachable
 	case found == HolderUnknown:
 		s.unhand(number, m)
-		return nil, HolderUnknown
+		return nil, 0, HolderUnknown
 	case found != KVTaken:
-		return nil, found
+		return nil, 0, found
 	}
 	m.out = turnNumber(m.out[:0], number)
 	switch mine, err := s.hand(ctx, fleetpb.Kind_KIND_TURN_CLAIMED, m); {
 	case err != nil: // The coordinator may have freed the KV, so the caller must not use it.
-		return k, CoordinatorUnreachable
+		return k, 0, CoordinatorUnreachable
 	case !mine:
-		return nil, CoordinatorUnreachable
+		return nil, 0, CoordinatorUnreachable
 	}
-	return k, KVTaken
+	return k, gap, KVTaken
 }
 
 // keptScratch is the largest buffer that is kept for the next call.
@@ -202,11 +198,11 @@ func (w *worker) turnCall(number uint32, kind fleetpb.Kind, payload []byte) erro
 	ok := false
 	switch kind {
 	case fleetpb.Kind_KIND_TURN_NAMED:
-		ok = w.s.turns.Named(name.Scope, name.Name)
+		ok = w.s.turns.Named(name.Scope, name.Name, time.Now())
 	case fleetpb.Kind_KIND_TURN_STORE:
 		ok = w.keep(&store)
 	case fleetpb.Kind_KIND_TURN_STORED:
-		ok = w.kept(one.Number)
+		return w.conn.Answer(number, fleetpb.Append(nil, w.kept(one.Number)))
 	case fleetpb.Kind_KIND_TURN_CLAIMED:
 		_, ok = w.passed(one.Number)
 	case fleetpb.Kind_KIND_TURN_CLAIM:
@@ -232,41 +228,30 @@ func (w *worker) keep(m *fleetpb.TurnStore) bool {
 	return true
 }
 
-// kept stores a turn where the next turn finds it, and frees the turns that it replaces.
-func (w *worker) kept(number uint64) bool {
+// kept stores a turn where the next turn finds it.
+func (w *worker) kept(number uint64) *fleetpb.TurnStored {
 	w.mu.Lock()
 	o, ok := w.passing.kept[number]
 	delete(w.passing.kept, number)
 	w.mu.Unlock()
-	if ok {
-		for _, old := range w.s.turns.Put(o, time.Now()) {
-			w.s.forgetTurn(old)
-		}
+	if !ok {
+		return &fleetpb.TurnStored{}
 	}
-	return ok
+	return turnStored(w.s.turns.Put(o, time.Now()))
 }
 
 // take answers a worker that requests a turn.
 func (w *worker) take(m *fleetpb.TurnClaim) *fleetpb.TurnFound {
-	nothing, now := &fleetpb.TurnFound{Found: uint32(NothingRetained)}, time.Now()
-	if len(m.Ids) > 0 {
-		if kv, ok := w.s.turns.Take(m.Scope, m.Ids, now); ok {
-			if !w.show(m.Number, kv) {
-				w.s.forgetTurn(kv)
-				return nothing
-			}
-			return &fleetpb.TurnFound{Found: uint32(KVTaken), Kv: kv}
-		}
+	kv, gap, taken, freed := w.s.turns.Take(m.Scope, m.Name, m.Ids, time.Now())
+	switch {
+	case taken && w.show(m.Number, kv):
+		return &fleetpb.TurnFound{Found: uint32(KVTaken), Kv: kv, GapUs: microsOf(gap)}
+	case taken:
+		w.s.forgetTurn(kv)
+	case freed:
+		return &fleetpb.TurnFound{Found: uint32(KVFreed)}
 	}
-	if m.Name == "" {
-		return nothing
-	}
-	kv, ok := w.s.turns.TakeNamed(m.Scope, m.Name, now)
-	if !ok {
-		return nothing
-	}
-	w.s.forgetTurn(kv)
-	return &fleetpb.TurnFound{Found: uint32(KVFreed)}
+	return &fleetpb.TurnFound{Found: uint32(NothingRetained)}
 }
 
 // show notes that a turn was shown to the worker; false: the worker has disconnected.
@@ -324,12 +309,5 @@ func (p passingTurns) forget(s *Server) {
 func (s *Server) forgetTurn(kv *fleetpb.RetainedKV) {
 	if k := getKV(kv, s.own()); !k.Holder.IsZero() && s.o.OnForget != nil {
 		s.o.OnForget(k)
-	}
-}
-
-// forgetTurns frees all stored turns.
-func (s *Server) forgetTurns() {
-	for _, kv := range s.turns.TakeAll(time.Now()) {
-		s.forgetTurn(kv)
 	}
 }

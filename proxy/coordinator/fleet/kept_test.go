@@ -13,9 +13,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/turns"
 	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
@@ -106,9 +108,15 @@ func (w *wired) turnOf(t testing.TB, name, forget string, ids ...uint32) convers
 	}
 }
 
+// puts reports whether the coordinator stores a turn.
+func puts(c *Client, o conversation.OnShelf[*RetainedKV]) bool {
+	_, ok := c.PutKV(o, time.Now())
+	return ok
+}
+
 func (w *wired) keeps(t *testing.T, c *Client, name, forget string, ids ...uint32) {
 	t.Helper()
-	if !c.PutKV(w.turnOf(t, name, forget, ids...), time.Now()) {
+	if !puts(c, w.turnOf(t, name, forget, ids...)) {
 		t.Fatalf("PutKV of turn %s = false", forget)
 	}
 }
@@ -117,7 +125,7 @@ func (w *wired) keeps(t *testing.T, c *Client, name, forget string, ids ...uint3
 // text of the turn that the worker gets.
 func (w *wired) finds(t *testing.T, c *Client, name string, ids []uint32, want Found, forget string) {
 	t.Helper()
-	k, found := c.TakeKV(t.Context(), "m", name, ids)
+	k, _, found := c.TakeKV(t.Context(), "m", name, ids)
 	if found != want || (k != nil) != (forget != "") || k != nil && string(k.Forget) != forget {
 		t.Fatalf("found %d, want %d: %+v", found, want, k)
 	}
@@ -133,7 +141,7 @@ func TestTurnsOfAFleet(t *testing.T) {
 			t.Error("the turn is found under another name")
 		}
 		w.finds(t, other, "", []uint32{1, 2, 4}, NothingRetained, "")
-		k, found := other.TakeKV(t.Context(), "m", "c", []uint32{1, 2, 3, 4})
+		k, _, found := other.TakeKV(t.Context(), "m", "c", []uint32{1, 2, 3, 4})
 		if found != KVTaken || k.Holder != w.Target(t, "d", 0) || !k.Since.Equal(time.UnixMilli(77)) || k.Host != "h" || string(k.Params) != `{"p":1}` {
 			t.Fatalf("found %d: %+v", found, k)
 		}
@@ -149,7 +157,7 @@ func TestTurnsOfAFleet(t *testing.T) {
 		w.finds(t, w.client, "c", []uint32{9}, KVFreed, "")
 		f.want(t, "1", "2")
 		w.finds(t, w.client, "c", []uint32{1, 2, 3}, NothingRetained, "")
-		if w.client.PutKV(w.turnOf(t, "", "3", make([]uint32, link.MaxFrame/4)...), time.Now()) {
+		if puts(w.client, w.turnOf(t, "", "3", make([]uint32, link.MaxFrame/4)...)) {
 			t.Error("a turn larger than a frame is kept")
 		}
 		f.want(t, "1", "2")
@@ -158,7 +166,7 @@ func TestTurnsOfAFleet(t *testing.T) {
 		w.keeps(t, w.client, "c", "1", 1, 2)
 		later(time.Minute)
 		w.finds(t, w.client, "c", []uint32{1, 2}, NothingRetained, "")
-		f.want(t)
+		f.want(t, "1")
 	})
 	turnsBubble(t, "by nobody", func(t *testing.T, w *wired, f *freed) {
 		w.keeps(t, w.client, "c", "1", 1, 2)
@@ -169,9 +177,44 @@ func TestTurnsOfAFleet(t *testing.T) {
 		w.finds(t, w.client, "c", []uint32{1, 2}, NothingRetained, "")
 	})
 	bubble(t, "not at all", nil, func(t *testing.T, w *wired) {
-		if w.client.PutKV(w.turnOf(t, "c", "1", 1), time.Now()) {
+		if puts(w.client, w.turnOf(t, "c", "1", 1)) {
 			t.Error("a coordinator without OnForget keeps a turn")
 		}
+	})
+}
+
+// TestRetainOfAFleet: the policy of the coordinator decides with the gaps of all workers. The worker
+// that stores a turn gets the decision, and the worker that takes it gets the gap.
+func TestRetainOfAFleet(t *testing.T) {
+	f := new(freed)
+	var asked []abi.RetainFacts
+	policy := func(f *abi.RetainFacts) (abi.RetainDecision, string, bool) {
+		asked = append(asked, *f)
+		return abi.RetainDecision{Millis: 5000, Likelihood: abi.FullLikelihood / 5}, "test", true
+	}
+	bubble(t, "", func(so *ServerOptions, _ *ClientOptions) { so.OnForget, so.Retain = f.forget, policy }, func(t *testing.T, w *wired) {
+		other := w.another(t, nil)
+		turn := w.turnOf(t, "c", "1", 1, 2, 3)
+		turn.Turn.Call([]byte("search"))
+		want := turns.Decision{Keep: 5 * time.Second, Likelihood: 0.2, Policy: "test"}
+		if d, ok := w.client.PutKV(turn, time.Now()); d != want || !ok {
+			t.Errorf("decision %+v, %v", d, ok)
+		}
+		later(2 * time.Second)
+		if _, gap, found := other.TakeKV(t.Context(), "m", "c", []uint32{1, 2, 3, 4}); found != KVTaken || gap != 2*time.Second {
+			t.Errorf("found %d after %v", found, gap)
+		}
+		turn.Value.Forget = []byte("2")
+		if _, ok := other.PutKV(turn, time.Now()); !ok || len(asked) != 2 {
+			t.Fatal("the turn is not kept")
+		}
+		gaps := abi.Gaps{Turns: 1, Back: 1, P50: 2048, P75: 2048, P90: 2048, P95: 2048, P99: 2048}
+		if got := asked[1]; !got.ToolCall || got.Tokens != 3 || got.Conversation != gaps || got.Tools != gaps || got.All != gaps {
+			t.Errorf("facts %+v", got)
+		}
+		f.want(t)
+		later(6 * time.Second)
+		f.want(t, "2")
 	})
 }
 
@@ -183,14 +226,14 @@ func TestTurnsOfTheGone(t *testing.T) {
 		w.finds(t, blind, "c", []uint32{1, 2}, HolderUnknown, "")
 		later(link.Linger)
 		f.want(t, "1")
-		if blind.PutKV(w.turnOf(t, "c", "2", 1, 2), time.Now()) {
+		if puts(blind, w.turnOf(t, "c", "2", 1, 2)) {
 			t.Error("a turn with an unknown decode target is kept")
 		}
 	})
 	turnsBubble(t, "to the coordinator", func(t *testing.T, w *wired, f *freed) {
 		d := w.Target(t, "d", 0)
 		wrong := w.another(t, func(o *ClientOptions) { o.Mirror = numbersOf{d.Instance: 999} })
-		if wrong.PutKV(w.turnOf(t, "c", "1", 1, 2), time.Now()) {
+		if puts(wrong, w.turnOf(t, "c", "1", 1, 2)) {
 			t.Error("a turn with a wrong decode target is kept")
 		}
 		w.server.StandBy()
@@ -206,7 +249,7 @@ func TestTurnsWithoutCoordinator(t *testing.T) {
 		w.server.StandBy()
 		later(time.Second)
 		began := time.Now()
-		if w.client.PutKV(w.turnOf(t, "c", "2", 1, 2), began) || w.client.NamesKV(t.Context(), "m", "c") {
+		if puts(w.client, w.turnOf(t, "c", "2", 1, 2)) || w.client.NamesKV(t.Context(), "m", "c") {
 			t.Error("a turn is kept without a known coordinator")
 		}
 		w.finds(t, w.client, "c", []uint32{1, 2}, CoordinatorUnreachable, "")
@@ -235,12 +278,12 @@ func TestLateTurns(t *testing.T) {
 	turnsBubble(t, "shown by the worker", func(t *testing.T, w *wired, f *freed) {
 		held(t, w, func() {
 			// The reader of the link may still deliver one answer.
-			for n := uint32(0); w.client.PutKV(w.turnOf(t, "", fmt.Sprint(n), n), time.Now()); n++ {
+			for n := uint32(0); puts(w.client, w.turnOf(t, "", fmt.Sprint(n), n)); n++ {
 				if n > 2 {
 					t.Fatal("the coordinator answered through a cut connection")
 				}
 			}
-			if w.client.PutKV(w.turnOf(t, "", "after", 7, 7), time.Now()) {
+			if puts(w.client, w.turnOf(t, "", "after", 7, 7)) {
 				t.Error("the suspect coordinator got another call")
 			}
 		})
@@ -257,7 +300,7 @@ func TestLateTurns(t *testing.T) {
 		took, late := 0, ""
 		held(t, w, func() {
 			for n := range uint32(4) {
-				k, found := w.client.TakeKV(t.Context(), "m", "", []uint32{n + 1})
+				k, _, found := w.client.TakeKV(t.Context(), "m", "", []uint32{n + 1})
 				switch {
 				case found == KVTaken:
 					took++
@@ -282,7 +325,7 @@ func TestLateTurns(t *testing.T) {
 		w.keeps(t, w.client, "", "1", 1)
 		ctx, leave := context.WithCancel(t.Context())
 		leave()
-		if k, found := w.client.TakeKV(ctx, "m", "", []uint32{1}); found != KVTaken && k == nil {
+		if k, _, found := w.client.TakeKV(ctx, "m", "", []uint32{1}); found != KVTaken && k == nil {
 			later(time.Second)
 			w.idleTurns(t)
 			f.want(t, "1")
@@ -328,7 +371,7 @@ func TestTurnsOnTheWay(t *testing.T) {
 			if err := s.call(t.Context(), fleetpb.Kind_KIND_TURN_CLAIM, m); err != nil {
 				t.Fatal(err)
 			}
-			if _, found, err := readTaken(m.in, w.client.o.Mirror); found != KVTaken {
+			if _, _, found, err := readTaken(m.in, w.client.o.Mirror); found != KVTaken {
 				t.Fatal(found, err)
 			}
 			f.want(t)
@@ -392,10 +435,10 @@ func TestTurnsHammer(t *testing.T) {
 				if r.IntN(2) == 0 {
 					forget := fmt.Sprint(g, " ", n)
 					made.Add(1)
-					if !c.PutKV(wired.turnOf(t, fmt.Sprint(r.IntN(names)), forget, id), time.Now()) {
+					if !puts(c, wired.turnOf(t, fmt.Sprint(r.IntN(names)), forget, id)) {
 						refused.Store(forget, true)
 					}
-				} else if k, found := c.TakeKV(t.Context(), "m", fmt.Sprint(r.IntN(names)), []uint32{id, 1}); found == KVTaken {
+				} else if k, _, found := c.TakeKV(t.Context(), "m", fmt.Sprint(r.IntN(names)), []uint32{id, 1}); found == KVTaken {
 					taken.Add(1)
 					if _, again := pulled.LoadOrStore(string(k.Forget), true); again {
 						t.Errorf("turn %s was taken twice", k.Forget)
@@ -489,12 +532,12 @@ func FuzzTurns(f *testing.F) {
 			}
 		}
 		one.end()
-		s.forgetTurns()
+		s.turns.Clear(time.Now())
 		if p := one.passing; len(p.kept)+len(p.taken) != 0 || !s.turns.Empty() {
 			t.Fatalf("turns remain at the server: %+v", p)
 		}
 		for _, answer := range [][]byte{a, b} {
-			k, found, err := readTaken(answer, numbers)
+			k, _, found, err := readTaken(answer, numbers)
 			if err != nil || found != KVTaken {
 				continue
 			}

@@ -14,10 +14,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/turns"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/lograte"
-	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/tenant"
 )
 
@@ -52,6 +53,11 @@ type ServerOptions struct {
 	// OnForget receives turns that no worker will take, and must free their KV. Nil: no
 	// turns are stored.
 	OnForget func(*RetainedKV)
+	// Retain is the policy that decides how long KV of turns is retained. Nil: until the lease of its
+	// engine ends.
+	Retain turns.Decide
+	// Turns counts the turns. Nil: they are not counted.
+	Turns turns.Observer
 }
 
 // Server is a coordinator for workers. It answers their Clients by a Local, holds their
@@ -62,7 +68,7 @@ type Server struct {
 	numbers atomic.Pointer[ownNumbers]
 	asks    sync.Pool // of *heard
 	others  *access.Queue
-	turns   *conversation.Shelf[*fleetpb.RetainedKV] // retained turns
+	turns   *turns.Keeper[*fleetpb.RetainedKV] // retained turns
 
 	mu           sync.Mutex
 	last         int // number of the last worker; guarded by mu
@@ -92,7 +98,11 @@ func NewServer(o ServerOptions) *Server {
 	if o.Gate == nil {
 		o.Gate = access.NewGate(access.GateOptions{Log: o.Log})
 	}
-	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), disconnected: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[*fleetpb.RetainedKV](MaxTurns, MaxTurnIDs), links: lograte.Limiter[linkKey]{Every: linkEvery}}
+	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), disconnected: make(map[*worker]bool), others: access.NewQueue(), links: lograte.Limiter[linkKey]{Every: linkEvery}}
+	s.turns = turns.New(turns.Options[*fleetpb.RetainedKV]{
+		Decide: o.Retain, Free: s.forgetTurn, Observer: o.Turns,
+		Counter: func(kv *fleetpb.RetainedKV) *load.Counter { return turns.CounterOf(getKV(kv, s.own()).Holder) },
+	})
 	s.asks.New = func() any { return new(heard) }
 	s.publication.followers = make(map[*follower]bool)
 	s.succession.ledger, s.succession.onSettled = o.Budgets, s.budgetsChanged

@@ -62,7 +62,7 @@ func (s *Server) StandBy() {
 	}
 	t.dismiss(errStoodDown)
 	t.workers.Wait()
-	s.forgetTurns()
+	s.turns.Clear(time.Now())
 	s.succession.end()
 	s.publishBudgets()
 	t.frozen.Store(true)

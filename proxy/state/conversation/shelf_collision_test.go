@@ -20,16 +20,16 @@ func TestShelfCollision(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := NewShelf[int](4, 16)
-			s.Put(OnShelf[int]{Scope: "a", IDs: []uint32{1, 2}, Expires: now.Add(time.Minute), Value: 7}, now)
-			e := s.order.Front().Value.(*onShelf[int])
+			s.Put(OnShelf[int]{Scope: "a", IDs: []uint32{1, 2}, Until: now.Add(time.Minute), Expires: now.Add(time.Minute), Value: 7}, now)
+			e := s.full.Front().Value.(*onShelf[int])
 			delete(s.byHash, e.hash)
 			e.hash = hashScope(asked.scope)
 			for _, id := range asked.ids {
 				e.hash = hashID(e.hash, id)
 			}
 			s.byHash[e.hash] = append(s.byHash[e.hash], e)
-			if v, ok := s.Take(asked.scope, asked.ids, now); ok != asked.ok || ok && v != 7 {
-				t.Errorf("got %d, %v", v, ok)
+			if o, hasValue, ok := s.Take(asked.scope, asked.ids, now); ok != asked.ok || hasValue != ok || ok && o.Value != 7 {
+				t.Errorf("got %d, %v", o.Value, ok)
 			}
 		})
 	}
