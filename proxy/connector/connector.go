@@ -51,7 +51,7 @@ type Attempt struct {
 	// ReturnIDs asks the engine of the next leg for the token ids of its events.
 	ReturnIDs bool
 	// PromptIDs is the raw list of the token ids that are the prompt, in the place of its text;
-	// nil: the text is. Only a Tokened connector gets it.
+	// nil: the text is. Only vLLM's engines read it.
 	PromptIDs []byte
 }
 
