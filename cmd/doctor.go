@@ -63,15 +63,32 @@ func (a *app) doctor(ctx context.Context, path string) error {
 	if len(problems) > 0 {
 		return problems
 	}
+	report, err := examine(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		err = a.printJSON(report)
+	} else {
+		err = a.printReport(report)
+	}
+	if err != nil {
+		return exit.Failed(err)
+	}
+	return doctorStatus(report)
+}
+
+// examine finds and examines the engines of a valid configuration.
+func examine(ctx context.Context, cfg *config.Config) (*doctor.Report, error) {
 	troubles := &troubleLog{}
 	registry, missing, err := node.FindEngines(ctx, cfg, slog.New(troubles))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer registry.Close()
 	report := doctor.Examine(ctx, cfg, registry)
 	if ctx.Err() != nil {
-		return exit.Failed(errors.New("interrupted"))
+		return nil, exit.Failed(errors.New("interrupted"))
 	}
 	if missing > 0 {
 		report.Add(doctor.Finding{Severity: doctor.Error, Side: doctor.Config, Fix: "the keys of [discovery]",
@@ -83,15 +100,7 @@ func (a *app) doctor(ctx context.Context, path string) error {
 	for _, w := range cfg.Warnings() {
 		report.Add(doctor.Finding{Severity: doctor.Warning, Side: doctor.Config, Problem: w.String()})
 	}
-	if a.json {
-		err = a.printJSON(report)
-	} else {
-		err = a.printReport(report)
-	}
-	if err != nil {
-		return exit.Failed(err)
-	}
-	return doctorStatus(report)
+	return report, nil
 }
 
 // doctorStatus returns the error with the exit code of a report.
