@@ -121,7 +121,7 @@ func TestLogStart(t *testing.T) {
 	cfg.Policy.Order = []string{"first/short"}
 	cfg.Engines = make([]config.Engine, 3)
 	logStart(Options{Path: "my.toml", Version: "1.2.3", Log: slog.New(slog.NewTextHandler(&text, nil))}, &cfg, "http://a:1", "http://b:2")
-	want := "msg=\"pdproxy starts\" version=1.2.3 config=my.toml url=http://a:1 admin=http://b:2 plan=first/short,auto place=least_load mint=snowflake plugins=0 engines=3 workers=0\n"
+	want := "msg=\"pdproxy starts\" version=1.2.3 config=my.toml url=http://a:1 admin=http://b:2 plan=first/short,auto place=least_load mint=snowflake retain=likely plugins=0 engines=3 workers=0\n"
 	if got := text.String(); !strings.HasSuffix(got, want) || strings.Count(got, "\n") != 1 {
 		t.Errorf("got %s, want %s", got, want)
 	}

@@ -93,7 +93,7 @@ func (j *job) ids(blocks int) []uint32 {
 
 // take returns the KV of the previous turn; nil: none is retained.
 func (k *retention) take(j *job) *keptTurn {
-	if !k.keeper.Named("m", j.Conversation, k.Now()) {
+	if retained, _ := k.keeper.Named("m", j.Conversation, k.Now()); !retained {
 		return nil
 	}
 	t, _, taken, _ := k.keeper.Take("m", j.Conversation, j.ids(j.InputLength/k.run.cfg.BlockTokens), k.Now())

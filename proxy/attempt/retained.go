@@ -45,7 +45,13 @@ func (a *attempt) pullTurn() {
 func (env *Env) takeTurn() *retained.KV {
 	now, scope := time.Now(), retained.Scope(env.Request)
 	name := env.Prompts.ClientID(env.Source())
-	named := name != "" && env.Retained.Named(env.Context, scope, name)
+	named, late := false, false
+	if name != "" {
+		named, late = env.Retained.Named(env.Context, scope, name)
+	}
+	if late {
+		env.Journal.Fallback("turn_kv", "expired")
+	}
 	reason := "not_text"
 	var ids []uint32
 	if retained.TextOnly(env.Request) {

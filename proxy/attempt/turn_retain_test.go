@@ -61,6 +61,9 @@ func TestRetainPolicy(t *testing.T) {
 			t.Errorf("pulled %v; facts %+v", k.pulls, asked)
 		}
 		kept(t, k, map[string]float64{"expired": 1})
+		if n := k.Metric("pdproxy_fallbacks_total", "turn_kv", "expired"); n != 1 {
+			t.Errorf("%v turns came too late, want 1", n)
+		}
 	})
 	world.Run(t, "the turn comes in time", func(t *testing.T) {
 		var asked []abi.RetainFacts

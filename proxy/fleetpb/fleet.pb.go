@@ -37,7 +37,7 @@ const (
 	Kind_KIND_TOPIC        Kind = 8  // message of the coordinator: Topic
 	Kind_KIND_HOMES        Kind = 9  // call of a standby: HomesQuestion, answered with Homes
 	Kind_KIND_ADMIN        Kind = 10 // call of the coordinator: AdminRequest, answered with AdminAnswer
-	Kind_KIND_TURN_NAMED   Kind = 11 // call of the worker: TurnName, answered with Result
+	Kind_KIND_TURN_NAMED   Kind = 11 // call of the worker: TurnName, answered with TurnNamed
 	Kind_KIND_TURN_STORE   Kind = 12 // call of the worker: TurnStore, answered with Result
 	Kind_KIND_TURN_STORED  Kind = 13 // call of the worker: TurnNumber, the stored turn is yours; answered with TurnStored
 	Kind_KIND_TURN_CLAIM   Kind = 14 // call of the worker: TurnClaim, answered with TurnFound
@@ -731,6 +731,59 @@ func (x *TurnStored) GetLikelihood() uint32 {
 	return 0
 }
 
+// TurnNamed is the answer to KIND_TURN_NAMED. Field 1 is that of Result.
+type TurnNamed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ok            bool                   `protobuf:"varint,1,opt,name=ok" json:"ok,omitempty"`
+	Late          bool                   `protobuf:"varint,2,opt,name=late" json:"late,omitempty"` // the KV of the conversation has been freed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TurnNamed) Reset() {
+	*x = TurnNamed{}
+	mi := &file_fleet_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TurnNamed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TurnNamed) ProtoMessage() {}
+
+func (x *TurnNamed) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TurnNamed.ProtoReflect.Descriptor instead.
+func (*TurnNamed) Descriptor() ([]byte, []int) {
+	return file_fleet_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *TurnNamed) GetOk() bool {
+	if x != nil {
+		return x.Ok
+	}
+	return false
+}
+
+func (x *TurnNamed) GetLate() bool {
+	if x != nil {
+		return x.Late
+	}
+	return false
+}
+
 type TurnName struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Scope         string                 `protobuf:"bytes,1,opt,name=scope" json:"scope,omitempty"`
@@ -741,7 +794,7 @@ type TurnName struct {
 
 func (x *TurnName) Reset() {
 	*x = TurnName{}
-	mi := &file_fleet_proto_msgTypes[8]
+	mi := &file_fleet_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +806,7 @@ func (x *TurnName) String() string {
 func (*TurnName) ProtoMessage() {}
 
 func (x *TurnName) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[8]
+	mi := &file_fleet_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +819,7 @@ func (x *TurnName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnName.ProtoReflect.Descriptor instead.
 func (*TurnName) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{8}
+	return file_fleet_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TurnName) GetScope() string {
@@ -792,7 +845,7 @@ type TurnNumber struct {
 
 func (x *TurnNumber) Reset() {
 	*x = TurnNumber{}
-	mi := &file_fleet_proto_msgTypes[9]
+	mi := &file_fleet_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +857,7 @@ func (x *TurnNumber) String() string {
 func (*TurnNumber) ProtoMessage() {}
 
 func (x *TurnNumber) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[9]
+	mi := &file_fleet_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +870,7 @@ func (x *TurnNumber) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnNumber.ProtoReflect.Descriptor instead.
 func (*TurnNumber) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{9}
+	return file_fleet_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TurnNumber) GetNumber() uint64 {
@@ -844,7 +897,7 @@ type TurnStore struct {
 
 func (x *TurnStore) Reset() {
 	*x = TurnStore{}
-	mi := &file_fleet_proto_msgTypes[10]
+	mi := &file_fleet_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +909,7 @@ func (x *TurnStore) String() string {
 func (*TurnStore) ProtoMessage() {}
 
 func (x *TurnStore) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[10]
+	mi := &file_fleet_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +922,7 @@ func (x *TurnStore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnStore.ProtoReflect.Descriptor instead.
 func (*TurnStore) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{10}
+	return file_fleet_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TurnStore) GetNumber() uint64 {
@@ -942,7 +995,7 @@ type RetainedKV struct {
 
 func (x *RetainedKV) Reset() {
 	*x = RetainedKV{}
-	mi := &file_fleet_proto_msgTypes[11]
+	mi := &file_fleet_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -954,7 +1007,7 @@ func (x *RetainedKV) String() string {
 func (*RetainedKV) ProtoMessage() {}
 
 func (x *RetainedKV) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[11]
+	mi := &file_fleet_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -967,7 +1020,7 @@ func (x *RetainedKV) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetainedKV.ProtoReflect.Descriptor instead.
 func (*RetainedKV) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{11}
+	return file_fleet_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RetainedKV) GetHolder() uint64 {
@@ -1017,7 +1070,7 @@ type TurnClaim struct {
 
 func (x *TurnClaim) Reset() {
 	*x = TurnClaim{}
-	mi := &file_fleet_proto_msgTypes[12]
+	mi := &file_fleet_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1029,7 +1082,7 @@ func (x *TurnClaim) String() string {
 func (*TurnClaim) ProtoMessage() {}
 
 func (x *TurnClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[12]
+	mi := &file_fleet_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1042,7 +1095,7 @@ func (x *TurnClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnClaim.ProtoReflect.Descriptor instead.
 func (*TurnClaim) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{12}
+	return file_fleet_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TurnClaim) GetNumber() uint64 {
@@ -1084,7 +1137,7 @@ type TurnFound struct {
 
 func (x *TurnFound) Reset() {
 	*x = TurnFound{}
-	mi := &file_fleet_proto_msgTypes[13]
+	mi := &file_fleet_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1096,7 +1149,7 @@ func (x *TurnFound) String() string {
 func (*TurnFound) ProtoMessage() {}
 
 func (x *TurnFound) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[13]
+	mi := &file_fleet_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1109,7 +1162,7 @@ func (x *TurnFound) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnFound.ProtoReflect.Descriptor instead.
 func (*TurnFound) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{13}
+	return file_fleet_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TurnFound) GetFound() uint32 {
@@ -1146,7 +1199,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_fleet_proto_msgTypes[14]
+	mi := &file_fleet_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1211,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[14]
+	mi := &file_fleet_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1224,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{14}
+	return file_fleet_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Tenant) GetName() string {
@@ -1214,7 +1267,7 @@ type Budget struct {
 
 func (x *Budget) Reset() {
 	*x = Budget{}
-	mi := &file_fleet_proto_msgTypes[15]
+	mi := &file_fleet_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1279,7 @@ func (x *Budget) String() string {
 func (*Budget) ProtoMessage() {}
 
 func (x *Budget) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[15]
+	mi := &file_fleet_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1292,7 @@ func (x *Budget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Budget.ProtoReflect.Descriptor instead.
 func (*Budget) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{15}
+	return file_fleet_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Budget) GetRequest() uint64 {
@@ -1279,7 +1332,7 @@ type BudgetAnswer struct {
 
 func (x *BudgetAnswer) Reset() {
 	*x = BudgetAnswer{}
-	mi := &file_fleet_proto_msgTypes[16]
+	mi := &file_fleet_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1291,7 +1344,7 @@ func (x *BudgetAnswer) String() string {
 func (*BudgetAnswer) ProtoMessage() {}
 
 func (x *BudgetAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[16]
+	mi := &file_fleet_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1304,7 +1357,7 @@ func (x *BudgetAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetAnswer.ProtoReflect.Descriptor instead.
 func (*BudgetAnswer) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{16}
+	return file_fleet_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BudgetAnswer) GetSettled() bool {
@@ -1374,7 +1427,7 @@ type Level struct {
 
 func (x *Level) Reset() {
 	*x = Level{}
-	mi := &file_fleet_proto_msgTypes[17]
+	mi := &file_fleet_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1386,7 +1439,7 @@ func (x *Level) String() string {
 func (*Level) ProtoMessage() {}
 
 func (x *Level) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[17]
+	mi := &file_fleet_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1399,7 +1452,7 @@ func (x *Level) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Level.ProtoReflect.Descriptor instead.
 func (*Level) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{17}
+	return file_fleet_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Level) GetLimit() uint64 {
@@ -1438,7 +1491,7 @@ type BudgetState struct {
 
 func (x *BudgetState) Reset() {
 	*x = BudgetState{}
-	mi := &file_fleet_proto_msgTypes[18]
+	mi := &file_fleet_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1450,7 +1503,7 @@ func (x *BudgetState) String() string {
 func (*BudgetState) ProtoMessage() {}
 
 func (x *BudgetState) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[18]
+	mi := &file_fleet_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1463,7 +1516,7 @@ func (x *BudgetState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetState.ProtoReflect.Descriptor instead.
 func (*BudgetState) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{18}
+	return file_fleet_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BudgetState) GetKey() []byte {
@@ -1520,7 +1573,7 @@ type Settle struct {
 
 func (x *Settle) Reset() {
 	*x = Settle{}
-	mi := &file_fleet_proto_msgTypes[19]
+	mi := &file_fleet_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1585,7 @@ func (x *Settle) String() string {
 func (*Settle) ProtoMessage() {}
 
 func (x *Settle) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[19]
+	mi := &file_fleet_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1598,7 @@ func (x *Settle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settle.ProtoReflect.Descriptor instead.
 func (*Settle) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{19}
+	return file_fleet_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Settle) GetRequest() uint64 {
@@ -1583,7 +1636,7 @@ type Charge struct {
 
 func (x *Charge) Reset() {
 	*x = Charge{}
-	mi := &file_fleet_proto_msgTypes[20]
+	mi := &file_fleet_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +1648,7 @@ func (x *Charge) String() string {
 func (*Charge) ProtoMessage() {}
 
 func (x *Charge) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[20]
+	mi := &file_fleet_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +1661,7 @@ func (x *Charge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Charge.ProtoReflect.Descriptor instead.
 func (*Charge) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{20}
+	return file_fleet_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Charge) GetRequest() uint64 {
@@ -1655,7 +1708,7 @@ type BudgetStates struct {
 
 func (x *BudgetStates) Reset() {
 	*x = BudgetStates{}
-	mi := &file_fleet_proto_msgTypes[21]
+	mi := &file_fleet_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1720,7 @@ func (x *BudgetStates) String() string {
 func (*BudgetStates) ProtoMessage() {}
 
 func (x *BudgetStates) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[21]
+	mi := &file_fleet_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1733,7 @@ func (x *BudgetStates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetStates.ProtoReflect.Descriptor instead.
 func (*BudgetStates) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{21}
+	return file_fleet_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BudgetStates) GetStates() []*BudgetState {
@@ -1703,7 +1756,7 @@ type PublishedBudgets struct {
 
 func (x *PublishedBudgets) Reset() {
 	*x = PublishedBudgets{}
-	mi := &file_fleet_proto_msgTypes[22]
+	mi := &file_fleet_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1768,7 @@ func (x *PublishedBudgets) String() string {
 func (*PublishedBudgets) ProtoMessage() {}
 
 func (x *PublishedBudgets) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[22]
+	mi := &file_fleet_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1781,7 @@ func (x *PublishedBudgets) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedBudgets.ProtoReflect.Descriptor instead.
 func (*PublishedBudgets) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{22}
+	return file_fleet_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PublishedBudgets) GetWhole() bool {
@@ -1770,7 +1823,7 @@ type HomesQuestion struct {
 
 func (x *HomesQuestion) Reset() {
 	*x = HomesQuestion{}
-	mi := &file_fleet_proto_msgTypes[23]
+	mi := &file_fleet_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +1835,7 @@ func (x *HomesQuestion) String() string {
 func (*HomesQuestion) ProtoMessage() {}
 
 func (x *HomesQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[23]
+	mi := &file_fleet_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +1848,7 @@ func (x *HomesQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HomesQuestion.ProtoReflect.Descriptor instead.
 func (*HomesQuestion) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{23}
+	return file_fleet_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HomesQuestion) GetTable() uint64 {
@@ -1824,7 +1877,7 @@ type Homes struct {
 
 func (x *Homes) Reset() {
 	*x = Homes{}
-	mi := &file_fleet_proto_msgTypes[24]
+	mi := &file_fleet_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +1889,7 @@ func (x *Homes) String() string {
 func (*Homes) ProtoMessage() {}
 
 func (x *Homes) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[24]
+	mi := &file_fleet_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +1902,7 @@ func (x *Homes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Homes.ProtoReflect.Descriptor instead.
 func (*Homes) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{24}
+	return file_fleet_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Homes) GetTable() uint64 {
@@ -1902,7 +1955,7 @@ type Home struct {
 
 func (x *Home) Reset() {
 	*x = Home{}
-	mi := &file_fleet_proto_msgTypes[25]
+	mi := &file_fleet_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1914,7 +1967,7 @@ func (x *Home) String() string {
 func (*Home) ProtoMessage() {}
 
 func (x *Home) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[25]
+	mi := &file_fleet_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1927,7 +1980,7 @@ func (x *Home) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Home.ProtoReflect.Descriptor instead.
 func (*Home) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{25}
+	return file_fleet_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Home) GetHash() uint64 {
@@ -2033,7 +2086,7 @@ type Members struct {
 
 func (x *Members) Reset() {
 	*x = Members{}
-	mi := &file_fleet_proto_msgTypes[26]
+	mi := &file_fleet_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2045,7 +2098,7 @@ func (x *Members) String() string {
 func (*Members) ProtoMessage() {}
 
 func (x *Members) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[26]
+	mi := &file_fleet_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2058,7 +2111,7 @@ func (x *Members) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Members.ProtoReflect.Descriptor instead.
 func (*Members) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{26}
+	return file_fleet_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Members) GetMark() uint64 {
@@ -2092,7 +2145,7 @@ type KnownModel struct {
 
 func (x *KnownModel) Reset() {
 	*x = KnownModel{}
-	mi := &file_fleet_proto_msgTypes[27]
+	mi := &file_fleet_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2157,7 @@ func (x *KnownModel) String() string {
 func (*KnownModel) ProtoMessage() {}
 
 func (x *KnownModel) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[27]
+	mi := &file_fleet_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2170,7 @@ func (x *KnownModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownModel.ProtoReflect.Descriptor instead.
 func (*KnownModel) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{27}
+	return file_fleet_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *KnownModel) GetModel() string {
@@ -2155,7 +2208,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_fleet_proto_msgTypes[28]
+	mi := &file_fleet_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2220,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[28]
+	mi := &file_fleet_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2233,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{28}
+	return file_fleet_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Member) GetNumber() uint32 {
@@ -2315,7 +2368,7 @@ type Engine struct {
 
 func (x *Engine) Reset() {
 	*x = Engine{}
-	mi := &file_fleet_proto_msgTypes[29]
+	mi := &file_fleet_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2380,7 @@ func (x *Engine) String() string {
 func (*Engine) ProtoMessage() {}
 
 func (x *Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[29]
+	mi := &file_fleet_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2393,7 @@ func (x *Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Engine.ProtoReflect.Descriptor instead.
 func (*Engine) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{29}
+	return file_fleet_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Engine) GetName() string {
@@ -2597,7 +2650,7 @@ type Facts struct {
 
 func (x *Facts) Reset() {
 	*x = Facts{}
-	mi := &file_fleet_proto_msgTypes[30]
+	mi := &file_fleet_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2609,7 +2662,7 @@ func (x *Facts) String() string {
 func (*Facts) ProtoMessage() {}
 
 func (x *Facts) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[30]
+	mi := &file_fleet_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2622,7 +2675,7 @@ func (x *Facts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Facts.ProtoReflect.Descriptor instead.
 func (*Facts) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{30}
+	return file_fleet_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Facts) GetModels() []string {
@@ -2784,7 +2837,7 @@ type ModelCard struct {
 
 func (x *ModelCard) Reset() {
 	*x = ModelCard{}
-	mi := &file_fleet_proto_msgTypes[31]
+	mi := &file_fleet_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +2849,7 @@ func (x *ModelCard) String() string {
 func (*ModelCard) ProtoMessage() {}
 
 func (x *ModelCard) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[31]
+	mi := &file_fleet_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +2862,7 @@ func (x *ModelCard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelCard.ProtoReflect.Descriptor instead.
 func (*ModelCard) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{31}
+	return file_fleet_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ModelCard) GetId() string {
@@ -2850,7 +2903,7 @@ type KVPublisher struct {
 
 func (x *KVPublisher) Reset() {
 	*x = KVPublisher{}
-	mi := &file_fleet_proto_msgTypes[32]
+	mi := &file_fleet_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2862,7 +2915,7 @@ func (x *KVPublisher) String() string {
 func (*KVPublisher) ProtoMessage() {}
 
 func (x *KVPublisher) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[32]
+	mi := &file_fleet_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2875,7 +2928,7 @@ func (x *KVPublisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KVPublisher.ProtoReflect.Descriptor instead.
 func (*KVPublisher) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{32}
+	return file_fleet_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *KVPublisher) GetBlockTokens() int64 {
@@ -2902,7 +2955,7 @@ type KVEndpoints struct {
 
 func (x *KVEndpoints) Reset() {
 	*x = KVEndpoints{}
-	mi := &file_fleet_proto_msgTypes[33]
+	mi := &file_fleet_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2914,7 +2967,7 @@ func (x *KVEndpoints) String() string {
 func (*KVEndpoints) ProtoMessage() {}
 
 func (x *KVEndpoints) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[33]
+	mi := &file_fleet_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2927,7 +2980,7 @@ func (x *KVEndpoints) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KVEndpoints.ProtoReflect.Descriptor instead.
 func (*KVEndpoints) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{33}
+	return file_fleet_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *KVEndpoints) GetEvents() string {
@@ -2955,7 +3008,7 @@ type KVAddress struct {
 
 func (x *KVAddress) Reset() {
 	*x = KVAddress{}
-	mi := &file_fleet_proto_msgTypes[34]
+	mi := &file_fleet_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2967,7 +3020,7 @@ func (x *KVAddress) String() string {
 func (*KVAddress) ProtoMessage() {}
 
 func (x *KVAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[34]
+	mi := &file_fleet_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2980,7 +3033,7 @@ func (x *KVAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KVAddress.ProtoReflect.Descriptor instead.
 func (*KVAddress) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{34}
+	return file_fleet_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *KVAddress) GetHost() string {
@@ -3015,7 +3068,7 @@ type Loads struct {
 
 func (x *Loads) Reset() {
 	*x = Loads{}
-	mi := &file_fleet_proto_msgTypes[35]
+	mi := &file_fleet_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3027,7 +3080,7 @@ func (x *Loads) String() string {
 func (*Loads) ProtoMessage() {}
 
 func (x *Loads) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[35]
+	mi := &file_fleet_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3040,7 +3093,7 @@ func (x *Loads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loads.ProtoReflect.Descriptor instead.
 func (*Loads) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{35}
+	return file_fleet_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Loads) GetMark() uint64 {
@@ -3071,7 +3124,7 @@ type InstanceLoad struct {
 
 func (x *InstanceLoad) Reset() {
 	*x = InstanceLoad{}
-	mi := &file_fleet_proto_msgTypes[36]
+	mi := &file_fleet_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3083,7 +3136,7 @@ func (x *InstanceLoad) String() string {
 func (*InstanceLoad) ProtoMessage() {}
 
 func (x *InstanceLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[36]
+	mi := &file_fleet_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3096,7 +3149,7 @@ func (x *InstanceLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceLoad.ProtoReflect.Descriptor instead.
 func (*InstanceLoad) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{36}
+	return file_fleet_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *InstanceLoad) GetNumber() uint32 {
@@ -3159,7 +3212,7 @@ type RankLoad struct {
 
 func (x *RankLoad) Reset() {
 	*x = RankLoad{}
-	mi := &file_fleet_proto_msgTypes[37]
+	mi := &file_fleet_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3171,7 +3224,7 @@ func (x *RankLoad) String() string {
 func (*RankLoad) ProtoMessage() {}
 
 func (x *RankLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[37]
+	mi := &file_fleet_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3184,7 +3237,7 @@ func (x *RankLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankLoad.ProtoReflect.Descriptor instead.
 func (*RankLoad) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{37}
+	return file_fleet_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RankLoad) GetRequests() int32 {
@@ -3268,7 +3321,7 @@ type Circuit struct {
 
 func (x *Circuit) Reset() {
 	*x = Circuit{}
-	mi := &file_fleet_proto_msgTypes[38]
+	mi := &file_fleet_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3280,7 +3333,7 @@ func (x *Circuit) String() string {
 func (*Circuit) ProtoMessage() {}
 
 func (x *Circuit) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[38]
+	mi := &file_fleet_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3293,7 +3346,7 @@ func (x *Circuit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Circuit.ProtoReflect.Descriptor instead.
 func (*Circuit) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{38}
+	return file_fleet_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Circuit) GetFailures() int32 {
@@ -3321,7 +3374,7 @@ type Fit struct {
 
 func (x *Fit) Reset() {
 	*x = Fit{}
-	mi := &file_fleet_proto_msgTypes[39]
+	mi := &file_fleet_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3386,7 @@ func (x *Fit) String() string {
 func (*Fit) ProtoMessage() {}
 
 func (x *Fit) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[39]
+	mi := &file_fleet_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3399,7 @@ func (x *Fit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fit.ProtoReflect.Descriptor instead.
 func (*Fit) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{39}
+	return file_fleet_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Fit) GetPerTokenUs() float32 {
@@ -3374,7 +3427,7 @@ type Pairs struct {
 
 func (x *Pairs) Reset() {
 	*x = Pairs{}
-	mi := &file_fleet_proto_msgTypes[40]
+	mi := &file_fleet_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3386,7 +3439,7 @@ func (x *Pairs) String() string {
 func (*Pairs) ProtoMessage() {}
 
 func (x *Pairs) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[40]
+	mi := &file_fleet_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3399,7 +3452,7 @@ func (x *Pairs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pairs.ProtoReflect.Descriptor instead.
 func (*Pairs) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{40}
+	return file_fleet_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Pairs) GetMark() uint64 {
@@ -3428,7 +3481,7 @@ type PairState struct {
 
 func (x *PairState) Reset() {
 	*x = PairState{}
-	mi := &file_fleet_proto_msgTypes[41]
+	mi := &file_fleet_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3440,7 +3493,7 @@ func (x *PairState) String() string {
 func (*PairState) ProtoMessage() {}
 
 func (x *PairState) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[41]
+	mi := &file_fleet_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3453,7 +3506,7 @@ func (x *PairState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairState.ProtoReflect.Descriptor instead.
 func (*PairState) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{41}
+	return file_fleet_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PairState) GetPrefill() uint64 {
@@ -3496,7 +3549,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_fleet_proto_msgTypes[42]
+	mi := &file_fleet_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3508,7 +3561,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[42]
+	mi := &file_fleet_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3521,7 +3574,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{42}
+	return file_fleet_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Report) GetObservations() *Observations {
@@ -3557,7 +3610,7 @@ type Observations struct {
 
 func (x *Observations) Reset() {
 	*x = Observations{}
-	mi := &file_fleet_proto_msgTypes[43]
+	mi := &file_fleet_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3569,7 +3622,7 @@ func (x *Observations) String() string {
 func (*Observations) ProtoMessage() {}
 
 func (x *Observations) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[43]
+	mi := &file_fleet_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3582,7 +3635,7 @@ func (x *Observations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observations.ProtoReflect.Descriptor instead.
 func (*Observations) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{43}
+	return file_fleet_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Observations) GetMark() uint64 {
@@ -3620,7 +3673,7 @@ type Observation struct {
 
 func (x *Observation) Reset() {
 	*x = Observation{}
-	mi := &file_fleet_proto_msgTypes[44]
+	mi := &file_fleet_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3632,7 +3685,7 @@ func (x *Observation) String() string {
 func (*Observation) ProtoMessage() {}
 
 func (x *Observation) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[44]
+	mi := &file_fleet_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3645,7 +3698,7 @@ func (x *Observation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observation.ProtoReflect.Descriptor instead.
 func (*Observation) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{44}
+	return file_fleet_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Observation) GetWhat() Observed {
@@ -3701,7 +3754,7 @@ type Warming struct {
 
 func (x *Warming) Reset() {
 	*x = Warming{}
-	mi := &file_fleet_proto_msgTypes[45]
+	mi := &file_fleet_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3713,7 +3766,7 @@ func (x *Warming) String() string {
 func (*Warming) ProtoMessage() {}
 
 func (x *Warming) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[45]
+	mi := &file_fleet_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3726,7 +3779,7 @@ func (x *Warming) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Warming.ProtoReflect.Descriptor instead.
 func (*Warming) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{45}
+	return file_fleet_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Warming) GetPrefill() []uint64 {
@@ -3754,7 +3807,7 @@ type IDAsk struct {
 
 func (x *IDAsk) Reset() {
 	*x = IDAsk{}
-	mi := &file_fleet_proto_msgTypes[46]
+	mi := &file_fleet_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3766,7 +3819,7 @@ func (x *IDAsk) String() string {
 func (*IDAsk) ProtoMessage() {}
 
 func (x *IDAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[46]
+	mi := &file_fleet_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3779,7 +3832,7 @@ func (x *IDAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IDAsk.ProtoReflect.Descriptor instead.
 func (*IDAsk) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{46}
+	return file_fleet_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *IDAsk) GetHolder() uint64 {
@@ -3806,7 +3859,7 @@ type IDRanges struct {
 
 func (x *IDRanges) Reset() {
 	*x = IDRanges{}
-	mi := &file_fleet_proto_msgTypes[47]
+	mi := &file_fleet_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3818,7 +3871,7 @@ func (x *IDRanges) String() string {
 func (*IDRanges) ProtoMessage() {}
 
 func (x *IDRanges) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[47]
+	mi := &file_fleet_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3831,7 +3884,7 @@ func (x *IDRanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IDRanges.ProtoReflect.Descriptor instead.
 func (*IDRanges) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{47}
+	return file_fleet_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *IDRanges) GetRanges() []*IDRange {
@@ -3854,7 +3907,7 @@ type IDRange struct {
 
 func (x *IDRange) Reset() {
 	*x = IDRange{}
-	mi := &file_fleet_proto_msgTypes[48]
+	mi := &file_fleet_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3866,7 +3919,7 @@ func (x *IDRange) String() string {
 func (*IDRange) ProtoMessage() {}
 
 func (x *IDRange) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[48]
+	mi := &file_fleet_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3879,7 +3932,7 @@ func (x *IDRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IDRange.ProtoReflect.Descriptor instead.
 func (*IDRange) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{48}
+	return file_fleet_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *IDRange) GetHolder() uint64 {
@@ -3929,7 +3982,7 @@ type Registrations struct {
 
 func (x *Registrations) Reset() {
 	*x = Registrations{}
-	mi := &file_fleet_proto_msgTypes[49]
+	mi := &file_fleet_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3941,7 +3994,7 @@ func (x *Registrations) String() string {
 func (*Registrations) ProtoMessage() {}
 
 func (x *Registrations) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[49]
+	mi := &file_fleet_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3954,7 +4007,7 @@ func (x *Registrations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registrations.ProtoReflect.Descriptor instead.
 func (*Registrations) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{49}
+	return file_fleet_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Registrations) GetWrittenMs() int64 {
@@ -3992,7 +4045,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_fleet_proto_msgTypes[50]
+	mi := &file_fleet_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4004,7 +4057,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_fleet_proto_msgTypes[50]
+	mi := &file_fleet_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4017,7 +4070,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_fleet_proto_rawDescGZIP(), []int{50}
+	return file_fleet_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Registration) GetKey() string {
@@ -4107,7 +4160,10 @@ const file_fleet_proto_rawDesc = "" +
 	"\x06policy\x18\x03 \x01(\tR\x06policy\x12\x1e\n" +
 	"\n" +
 	"likelihood\x18\x04 \x01(\rR\n" +
-	"likelihood\"4\n" +
+	"likelihood\"/\n" +
+	"\tTurnNamed\x12\x0e\n" +
+	"\x02ok\x18\x01 \x01(\bR\x02ok\x12\x12\n" +
+	"\x04late\x18\x02 \x01(\bR\x04late\"4\n" +
 	"\bTurnName\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"$\n" +
@@ -4446,7 +4502,7 @@ func file_fleet_proto_rawDescGZIP() []byte {
 }
 
 var file_fleet_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_fleet_proto_goTypes = []any{
 	(Kind)(0),                // 0: pdproxy.fleet.Kind
 	(Observed)(0),            // 1: pdproxy.fleet.Observed
@@ -4458,84 +4514,85 @@ var file_fleet_proto_goTypes = []any{
 	(*AdminAnswer)(nil),      // 7: pdproxy.fleet.AdminAnswer
 	(*Result)(nil),           // 8: pdproxy.fleet.Result
 	(*TurnStored)(nil),       // 9: pdproxy.fleet.TurnStored
-	(*TurnName)(nil),         // 10: pdproxy.fleet.TurnName
-	(*TurnNumber)(nil),       // 11: pdproxy.fleet.TurnNumber
-	(*TurnStore)(nil),        // 12: pdproxy.fleet.TurnStore
-	(*RetainedKV)(nil),       // 13: pdproxy.fleet.RetainedKV
-	(*TurnClaim)(nil),        // 14: pdproxy.fleet.TurnClaim
-	(*TurnFound)(nil),        // 15: pdproxy.fleet.TurnFound
-	(*Tenant)(nil),           // 16: pdproxy.fleet.Tenant
-	(*Budget)(nil),           // 17: pdproxy.fleet.Budget
-	(*BudgetAnswer)(nil),     // 18: pdproxy.fleet.BudgetAnswer
-	(*Level)(nil),            // 19: pdproxy.fleet.Level
-	(*BudgetState)(nil),      // 20: pdproxy.fleet.BudgetState
-	(*Settle)(nil),           // 21: pdproxy.fleet.Settle
-	(*Charge)(nil),           // 22: pdproxy.fleet.Charge
-	(*BudgetStates)(nil),     // 23: pdproxy.fleet.BudgetStates
-	(*PublishedBudgets)(nil), // 24: pdproxy.fleet.PublishedBudgets
-	(*HomesQuestion)(nil),    // 25: pdproxy.fleet.HomesQuestion
-	(*Homes)(nil),            // 26: pdproxy.fleet.Homes
-	(*Home)(nil),             // 27: pdproxy.fleet.Home
-	(*Members)(nil),          // 28: pdproxy.fleet.Members
-	(*KnownModel)(nil),       // 29: pdproxy.fleet.KnownModel
-	(*Member)(nil),           // 30: pdproxy.fleet.Member
-	(*Engine)(nil),           // 31: pdproxy.fleet.Engine
-	(*Facts)(nil),            // 32: pdproxy.fleet.Facts
-	(*ModelCard)(nil),        // 33: pdproxy.fleet.ModelCard
-	(*KVPublisher)(nil),      // 34: pdproxy.fleet.KVPublisher
-	(*KVEndpoints)(nil),      // 35: pdproxy.fleet.KVEndpoints
-	(*KVAddress)(nil),        // 36: pdproxy.fleet.KVAddress
-	(*Loads)(nil),            // 37: pdproxy.fleet.Loads
-	(*InstanceLoad)(nil),     // 38: pdproxy.fleet.InstanceLoad
-	(*RankLoad)(nil),         // 39: pdproxy.fleet.RankLoad
-	(*Circuit)(nil),          // 40: pdproxy.fleet.Circuit
-	(*Fit)(nil),              // 41: pdproxy.fleet.Fit
-	(*Pairs)(nil),            // 42: pdproxy.fleet.Pairs
-	(*PairState)(nil),        // 43: pdproxy.fleet.PairState
-	(*Report)(nil),           // 44: pdproxy.fleet.Report
-	(*Observations)(nil),     // 45: pdproxy.fleet.Observations
-	(*Observation)(nil),      // 46: pdproxy.fleet.Observation
-	(*Warming)(nil),          // 47: pdproxy.fleet.Warming
-	(*IDAsk)(nil),            // 48: pdproxy.fleet.IDAsk
-	(*IDRanges)(nil),         // 49: pdproxy.fleet.IDRanges
-	(*IDRange)(nil),          // 50: pdproxy.fleet.IDRange
-	(*Registrations)(nil),    // 51: pdproxy.fleet.Registrations
-	(*Registration)(nil),     // 52: pdproxy.fleet.Registration
+	(*TurnNamed)(nil),        // 10: pdproxy.fleet.TurnNamed
+	(*TurnName)(nil),         // 11: pdproxy.fleet.TurnName
+	(*TurnNumber)(nil),       // 12: pdproxy.fleet.TurnNumber
+	(*TurnStore)(nil),        // 13: pdproxy.fleet.TurnStore
+	(*RetainedKV)(nil),       // 14: pdproxy.fleet.RetainedKV
+	(*TurnClaim)(nil),        // 15: pdproxy.fleet.TurnClaim
+	(*TurnFound)(nil),        // 16: pdproxy.fleet.TurnFound
+	(*Tenant)(nil),           // 17: pdproxy.fleet.Tenant
+	(*Budget)(nil),           // 18: pdproxy.fleet.Budget
+	(*BudgetAnswer)(nil),     // 19: pdproxy.fleet.BudgetAnswer
+	(*Level)(nil),            // 20: pdproxy.fleet.Level
+	(*BudgetState)(nil),      // 21: pdproxy.fleet.BudgetState
+	(*Settle)(nil),           // 22: pdproxy.fleet.Settle
+	(*Charge)(nil),           // 23: pdproxy.fleet.Charge
+	(*BudgetStates)(nil),     // 24: pdproxy.fleet.BudgetStates
+	(*PublishedBudgets)(nil), // 25: pdproxy.fleet.PublishedBudgets
+	(*HomesQuestion)(nil),    // 26: pdproxy.fleet.HomesQuestion
+	(*Homes)(nil),            // 27: pdproxy.fleet.Homes
+	(*Home)(nil),             // 28: pdproxy.fleet.Home
+	(*Members)(nil),          // 29: pdproxy.fleet.Members
+	(*KnownModel)(nil),       // 30: pdproxy.fleet.KnownModel
+	(*Member)(nil),           // 31: pdproxy.fleet.Member
+	(*Engine)(nil),           // 32: pdproxy.fleet.Engine
+	(*Facts)(nil),            // 33: pdproxy.fleet.Facts
+	(*ModelCard)(nil),        // 34: pdproxy.fleet.ModelCard
+	(*KVPublisher)(nil),      // 35: pdproxy.fleet.KVPublisher
+	(*KVEndpoints)(nil),      // 36: pdproxy.fleet.KVEndpoints
+	(*KVAddress)(nil),        // 37: pdproxy.fleet.KVAddress
+	(*Loads)(nil),            // 38: pdproxy.fleet.Loads
+	(*InstanceLoad)(nil),     // 39: pdproxy.fleet.InstanceLoad
+	(*RankLoad)(nil),         // 40: pdproxy.fleet.RankLoad
+	(*Circuit)(nil),          // 41: pdproxy.fleet.Circuit
+	(*Fit)(nil),              // 42: pdproxy.fleet.Fit
+	(*Pairs)(nil),            // 43: pdproxy.fleet.Pairs
+	(*PairState)(nil),        // 44: pdproxy.fleet.PairState
+	(*Report)(nil),           // 45: pdproxy.fleet.Report
+	(*Observations)(nil),     // 46: pdproxy.fleet.Observations
+	(*Observation)(nil),      // 47: pdproxy.fleet.Observation
+	(*Warming)(nil),          // 48: pdproxy.fleet.Warming
+	(*IDAsk)(nil),            // 49: pdproxy.fleet.IDAsk
+	(*IDRanges)(nil),         // 50: pdproxy.fleet.IDRanges
+	(*IDRange)(nil),          // 51: pdproxy.fleet.IDRange
+	(*Registrations)(nil),    // 52: pdproxy.fleet.Registrations
+	(*Registration)(nil),     // 53: pdproxy.fleet.Registration
 }
 var file_fleet_proto_depIdxs = []int32{
-	13, // 0: pdproxy.fleet.TurnStore.kv:type_name -> pdproxy.fleet.RetainedKV
-	13, // 1: pdproxy.fleet.TurnFound.kv:type_name -> pdproxy.fleet.RetainedKV
-	16, // 2: pdproxy.fleet.Budget.tenant:type_name -> pdproxy.fleet.Tenant
-	19, // 3: pdproxy.fleet.BudgetAnswer.requests:type_name -> pdproxy.fleet.Level
-	19, // 4: pdproxy.fleet.BudgetAnswer.tokens:type_name -> pdproxy.fleet.Level
-	20, // 5: pdproxy.fleet.BudgetAnswer.state:type_name -> pdproxy.fleet.BudgetState
-	16, // 6: pdproxy.fleet.Charge.tenant:type_name -> pdproxy.fleet.Tenant
-	20, // 7: pdproxy.fleet.BudgetStates.states:type_name -> pdproxy.fleet.BudgetState
-	20, // 8: pdproxy.fleet.PublishedBudgets.states:type_name -> pdproxy.fleet.BudgetState
-	27, // 9: pdproxy.fleet.Homes.homes:type_name -> pdproxy.fleet.Home
-	30, // 10: pdproxy.fleet.Members.instances:type_name -> pdproxy.fleet.Member
-	29, // 11: pdproxy.fleet.Members.known:type_name -> pdproxy.fleet.KnownModel
-	31, // 12: pdproxy.fleet.Member.spec:type_name -> pdproxy.fleet.Engine
-	32, // 13: pdproxy.fleet.Member.facts:type_name -> pdproxy.fleet.Facts
-	33, // 14: pdproxy.fleet.Facts.cards:type_name -> pdproxy.fleet.ModelCard
-	34, // 15: pdproxy.fleet.Facts.kv_events:type_name -> pdproxy.fleet.KVPublisher
-	36, // 16: pdproxy.fleet.Facts.kv_address:type_name -> pdproxy.fleet.KVAddress
-	35, // 17: pdproxy.fleet.KVPublisher.ranks:type_name -> pdproxy.fleet.KVEndpoints
-	38, // 18: pdproxy.fleet.Loads.instances:type_name -> pdproxy.fleet.InstanceLoad
-	40, // 19: pdproxy.fleet.InstanceLoad.circuit:type_name -> pdproxy.fleet.Circuit
-	41, // 20: pdproxy.fleet.InstanceLoad.transfers:type_name -> pdproxy.fleet.Fit
-	39, // 21: pdproxy.fleet.InstanceLoad.ranks:type_name -> pdproxy.fleet.RankLoad
-	41, // 22: pdproxy.fleet.RankLoad.prefill:type_name -> pdproxy.fleet.Fit
-	41, // 23: pdproxy.fleet.RankLoad.output:type_name -> pdproxy.fleet.Fit
-	43, // 24: pdproxy.fleet.Pairs.pairs:type_name -> pdproxy.fleet.PairState
-	40, // 25: pdproxy.fleet.PairState.circuit:type_name -> pdproxy.fleet.Circuit
-	45, // 26: pdproxy.fleet.Report.observations:type_name -> pdproxy.fleet.Observations
-	48, // 27: pdproxy.fleet.Report.ids:type_name -> pdproxy.fleet.IDAsk
-	46, // 28: pdproxy.fleet.Observations.list:type_name -> pdproxy.fleet.Observation
-	47, // 29: pdproxy.fleet.Observations.warming:type_name -> pdproxy.fleet.Warming
+	14, // 0: pdproxy.fleet.TurnStore.kv:type_name -> pdproxy.fleet.RetainedKV
+	14, // 1: pdproxy.fleet.TurnFound.kv:type_name -> pdproxy.fleet.RetainedKV
+	17, // 2: pdproxy.fleet.Budget.tenant:type_name -> pdproxy.fleet.Tenant
+	20, // 3: pdproxy.fleet.BudgetAnswer.requests:type_name -> pdproxy.fleet.Level
+	20, // 4: pdproxy.fleet.BudgetAnswer.tokens:type_name -> pdproxy.fleet.Level
+	21, // 5: pdproxy.fleet.BudgetAnswer.state:type_name -> pdproxy.fleet.BudgetState
+	17, // 6: pdproxy.fleet.Charge.tenant:type_name -> pdproxy.fleet.Tenant
+	21, // 7: pdproxy.fleet.BudgetStates.states:type_name -> pdproxy.fleet.BudgetState
+	21, // 8: pdproxy.fleet.PublishedBudgets.states:type_name -> pdproxy.fleet.BudgetState
+	28, // 9: pdproxy.fleet.Homes.homes:type_name -> pdproxy.fleet.Home
+	31, // 10: pdproxy.fleet.Members.instances:type_name -> pdproxy.fleet.Member
+	30, // 11: pdproxy.fleet.Members.known:type_name -> pdproxy.fleet.KnownModel
+	32, // 12: pdproxy.fleet.Member.spec:type_name -> pdproxy.fleet.Engine
+	33, // 13: pdproxy.fleet.Member.facts:type_name -> pdproxy.fleet.Facts
+	34, // 14: pdproxy.fleet.Facts.cards:type_name -> pdproxy.fleet.ModelCard
+	35, // 15: pdproxy.fleet.Facts.kv_events:type_name -> pdproxy.fleet.KVPublisher
+	37, // 16: pdproxy.fleet.Facts.kv_address:type_name -> pdproxy.fleet.KVAddress
+	36, // 17: pdproxy.fleet.KVPublisher.ranks:type_name -> pdproxy.fleet.KVEndpoints
+	39, // 18: pdproxy.fleet.Loads.instances:type_name -> pdproxy.fleet.InstanceLoad
+	41, // 19: pdproxy.fleet.InstanceLoad.circuit:type_name -> pdproxy.fleet.Circuit
+	42, // 20: pdproxy.fleet.InstanceLoad.transfers:type_name -> pdproxy.fleet.Fit
+	40, // 21: pdproxy.fleet.InstanceLoad.ranks:type_name -> pdproxy.fleet.RankLoad
+	42, // 22: pdproxy.fleet.RankLoad.prefill:type_name -> pdproxy.fleet.Fit
+	42, // 23: pdproxy.fleet.RankLoad.output:type_name -> pdproxy.fleet.Fit
+	44, // 24: pdproxy.fleet.Pairs.pairs:type_name -> pdproxy.fleet.PairState
+	41, // 25: pdproxy.fleet.PairState.circuit:type_name -> pdproxy.fleet.Circuit
+	46, // 26: pdproxy.fleet.Report.observations:type_name -> pdproxy.fleet.Observations
+	49, // 27: pdproxy.fleet.Report.ids:type_name -> pdproxy.fleet.IDAsk
+	47, // 28: pdproxy.fleet.Observations.list:type_name -> pdproxy.fleet.Observation
+	48, // 29: pdproxy.fleet.Observations.warming:type_name -> pdproxy.fleet.Warming
 	1,  // 30: pdproxy.fleet.Observation.what:type_name -> pdproxy.fleet.Observed
-	50, // 31: pdproxy.fleet.IDRanges.ranges:type_name -> pdproxy.fleet.IDRange
-	52, // 32: pdproxy.fleet.Registrations.entries:type_name -> pdproxy.fleet.Registration
+	51, // 31: pdproxy.fleet.IDRanges.ranges:type_name -> pdproxy.fleet.IDRange
+	53, // 32: pdproxy.fleet.Registrations.entries:type_name -> pdproxy.fleet.Registration
 	33, // [33:33] is the sub-list for method output_type
 	33, // [33:33] is the sub-list for method input_type
 	33, // [33:33] is the sub-list for extension type_name
@@ -4554,7 +4611,7 @@ func file_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fleet_proto_rawDesc), len(file_fleet_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   51,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -18,8 +18,8 @@ type Entry = conversation.OnShelf[*KV]
 type Store interface {
 	// Empty reports whether there is nothing to take.
 	Empty() bool
-	// Named reports whether there is KV of a conversation of that name.
-	Named(ctx context.Context, scope, name string) bool
+	// Named reports whether there is KV of a conversation of that name. late: it has been freed.
+	Named(ctx context.Context, scope, name string) (retained, late bool)
 	// Take takes the KV of the longest sequence with which ids begins. If there is none, it
 	// frees the KV of that name; "" names none.
 	Take(ctx context.Context, scope, name string, ids []uint32, now time.Time) (*KV, fleet.Found)
@@ -55,7 +55,7 @@ type local struct {
 func (s *local) Empty() bool { return s.turns.Empty() }
 
 // Named implements Store.
-func (s *local) Named(_ context.Context, scope, name string) bool {
+func (s *local) Named(_ context.Context, scope, name string) (retained, late bool) {
 	return s.turns.Named(scope, name, time.Now())
 }
 
@@ -90,7 +90,7 @@ type fleetStore struct {
 func (s *fleetStore) Empty() bool { return !s.client.Connected() }
 
 // Named implements Store.
-func (s *fleetStore) Named(ctx context.Context, scope, name string) bool {
+func (s *fleetStore) Named(ctx context.Context, scope, name string) (retained, late bool) {
 	return s.client.NamesKV(ctx, scope, name)
 }
 

@@ -72,17 +72,24 @@ func (c *Client) PutKV(o conversation.OnShelf[*RetainedKV], now time.Time) (d tu
 	return d, true
 }
 
-// NamesKV reports whether KV is retained for a conversation of that name.
-func (c *Client) NamesKV(ctx context.Context, scope, name string) bool {
+// NamesKV reports whether KV is retained for a conversation of that name. late: it has been freed.
+func (c *Client) NamesKV(ctx context.Context, scope, name string) (retained, late bool) {
 	s := c.session.Load()
 	if s == nil || s.suspect() {
-		return false
+		return false, false
 	}
 	m := c.scratch.Get().(*scratch)
 	defer c.release(m)
 	m.out = fleetpb.Append(m.out[:0], &fleetpb.TurnName{Scope: scope, Name: name})
-	named, err := s.hand(ctx, fleetpb.Kind_KIND_TURN_NAMED, m)
-	return err == nil && named
+	if s.call(ctx, fleetpb.Kind_KIND_TURN_NAMED, m) != nil {
+		return false, false
+	}
+	var named fleetpb.TurnNamed
+	if err := decode(m.in, &named, "result of a turn"); err != nil {
+		s.link.Close(err)
+		return false, false
+	}
+	return named.Ok, named.Late
 }
 
 // TakeKV takes the retained KV of the longest beginning of ids, and returns the time since the end of
@@ -198,7 +205,8 @@ func (w *worker) turnCall(number uint32, kind fleetpb.Kind, payload []byte) erro
 	ok := false
 	switch kind {
 	case fleetpb.Kind_KIND_TURN_NAMED:
-		ok = w.s.turns.Named(name.Scope, name.Name, time.Now())
+		retained, late := w.s.turns.Named(name.Scope, name.Name, time.Now())
+		return w.conn.Answer(number, fleetpb.Append(nil, &fleetpb.TurnNamed{Ok: retained, Late: late}))
 	case fleetpb.Kind_KIND_TURN_STORE:
 		ok = w.keep(&store)
 	case fleetpb.Kind_KIND_TURN_STORED:

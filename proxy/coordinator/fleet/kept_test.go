@@ -137,8 +137,10 @@ func TestTurnsOfAFleet(t *testing.T) {
 	turnsBubble(t, "taken", func(t *testing.T, w *wired, f *freed) {
 		other := w.another(t, nil)
 		w.keeps(t, w.client, "c", "1", 1, 2, 3)
-		if !other.NamesKV(t.Context(), "m", "c") || other.NamesKV(t.Context(), "n", "c") || other.NamesKV(t.Context(), "m", "") {
-			t.Error("the turn is found under another name")
+		for key, want := range map[[2]string]bool{{"m", "c"}: true, {"n", "c"}: false, {"m", ""}: false} {
+			if retained, late := other.NamesKV(t.Context(), key[0], key[1]); retained != want || late {
+				t.Errorf("%q: retained %v, late %v", key, retained, late)
+			}
 		}
 		w.finds(t, other, "", []uint32{1, 2, 4}, NothingRetained, "")
 		k, _, found := other.TakeKV(t.Context(), "m", "c", []uint32{1, 2, 3, 4})
@@ -215,6 +217,9 @@ func TestRetainOfAFleet(t *testing.T) {
 		f.want(t)
 		later(6 * time.Second)
 		f.want(t, "2")
+		if retained, late := w.client.NamesKV(t.Context(), "m", "c"); retained || !late {
+			t.Errorf("retained %v, late %v", retained, late)
+		}
 	})
 }
 
@@ -249,7 +254,10 @@ func TestTurnsWithoutCoordinator(t *testing.T) {
 		w.server.StandBy()
 		later(time.Second)
 		began := time.Now()
-		if puts(w.client, w.turnOf(t, "c", "2", 1, 2)) || w.client.NamesKV(t.Context(), "m", "c") {
+		if retained, late := w.client.NamesKV(t.Context(), "m", "c"); retained || late {
+			t.Error("a turn is found without a known coordinator")
+		}
+		if puts(w.client, w.turnOf(t, "c", "2", 1, 2)) {
 			t.Error("a turn is kept without a known coordinator")
 		}
 		w.finds(t, w.client, "c", []uint32{1, 2}, CoordinatorUnreachable, "")

@@ -165,14 +165,14 @@ func (k *Keeper[V]) decide(o *conversation.OnShelf[V], now time.Time) Decision {
 // absent is the reason of a Decide without a policy; it is not counted.
 const absent = "absent"
 
-// Named reports whether KV of a conversation of that name is retained. A conversation whose KV has
-// been freed has returned now.
-func (k *Keeper[V]) Named(scope, name string, now time.Time) bool {
-	o, hasValue, ok := k.shelf.Named(scope, name)
-	if ok {
+// Named reports whether KV of a conversation of that name is retained. late: the KV has been freed, and
+// the conversation has returned now.
+func (k *Keeper[V]) Named(scope, name string, now time.Time) (retained, late bool) {
+	o, retained, late := k.shelf.Named(scope, name)
+	if late {
 		k.returned(&o, now)
 	}
-	return hasValue
+	return retained, late
 }
 
 // Take takes the KV of the longest sequence with which ids begins, and returns the time since the
@@ -194,13 +194,17 @@ func (k *Keeper[V]) Take(scope, name string, ids []uint32, now time.Time) (v V, 
 	}
 	o, hasValue, ok := k.shelf.TakeNamed(scope, name)
 	switch {
-	case hasValue:
+	case hasValue && now.Before(o.Until):
 		k.gaps.Lost(o.Turn) // this KV is of no use, as if the turn had not come
 		k.leave(&o, Unusable, now)
+		return v, 0, false, true
+	case hasValue: // tick has not freed it yet
+		k.leave(&o, Expired, now)
+		k.returned(&o, now)
 	case ok:
 		k.returned(&o, now)
 	}
-	return v, 0, false, hasValue
+	return v, 0, false, false
 }
 
 func (k *Keeper[V]) returned(o *conversation.OnShelf[V], now time.Time) {

@@ -105,7 +105,7 @@ func (w *world) put(name string, id uint32, at engine.Target, tools ...string) D
 
 // takes returns the KV that the next turn gets, "" for none, and the gap before it.
 func (w *world) takes(name string, ids ...uint32) (string, time.Duration) {
-	if name != "" && !w.Named("m", name, time.Now()) {
+	if retained, _ := w.Named("m", name, time.Now()); !retained {
 		name = ""
 	}
 	k, gap, taken, _ := w.Take("m", name, ids, time.Now())
@@ -142,8 +142,11 @@ func TestKeeper(t *testing.T) {
 		w.put("", 4, nowhere)
 		time.Sleep(11 * time.Second)
 		w.wantFreed(map[string]int{Expired: 2}, "3", "4")
-		if w.Named("m", "c", time.Now()) {
-			t.Error("freed KV is found by its name")
+		if retained, late := w.Named("m", "c", time.Now()); retained || !late {
+			t.Errorf("freed KV is found by its name: retained %v, late %v", retained, late)
+		}
+		if retained, late := w.Named("m", "c", time.Now()); retained || late {
+			t.Error("the conversation returns twice")
 		}
 		if k, _ := w.takes("", 1, 2, 4, 5); k != "" {
 			t.Errorf("got %q", k)
@@ -175,6 +178,19 @@ func TestKeeper(t *testing.T) {
 			t.Errorf("KV of no use counts as returned: %+v", f)
 		}
 		w.wantFreed(map[string]int{Unusable: 1}, "3")
+	})
+	run(t, "the next turn comes late and before the tick", func(t *testing.T, w *world) {
+		w.policy = keep(10 * time.Millisecond)
+		w.put("c", 3, nowhere)
+		time.Sleep(20 * time.Millisecond)
+		if k, _ := w.takes("c", 9); k != "" {
+			t.Errorf("got %q", k)
+		}
+		w.put("c", 4, nowhere)
+		if f := w.asked[1]; f.All.Turns != 1 || f.All.Back != 1 {
+			t.Errorf("facts %+v", f)
+		}
+		w.wantFreed(map[string]int{Expired: 1}, "3")
 	})
 	run(t, "a newer turn takes its place", func(t *testing.T, w *world) {
 		w.policy = keep(10 * time.Second)
