@@ -211,7 +211,7 @@ var doctorCases = []struct {
 		p.text.WriteString(kvAware)
 		p.sim("e", "both", "none", publishes, fmt.Sprintf("kv_events = 'tcp://%s'", closedPort(p.t)))
 	}, []string{"warning e config|the publisher of the KV events cannot be reached|engine.kv_events"}},
-	{"an engine that sleeps", func(p *patient) { p.sim("e", "both", "none", nil).Sleep(1) },
+	{"an engine that sleeps", func(p *patient) { p.sim("e", "both", "none", nil).Sleep(1, true) },
 		[]string{"warning e engine|sleeps|/wake_up"}},
 	{"two engines with one id", func(p *patient) {
 		p.sim("d", "decode", "vllm-mooncake", nil)
