@@ -32,6 +32,7 @@ var reloadedKeys = []string{
 	"retry.attempts", "retry.budget", "retry.min_budget", "retry.continue", "retry.continue_tokens", "circuit.failures", "circuit.open_for",
 	"retry.move_after",
 	"pairs.allow_incompatible", "pairs.same_labels", "pairs.warm_up",
+	"sleep.wake", "sleep.after", "sleep.timeout",
 	"trtllm.auth_key_file", "trtllm.schedule_style",
 	"sidecar.local", "sidecar.role", "sidecar.connector", "sidecar.header", "sidecar.encoder_header", "sidecar.policies", "sidecar.policy_header",
 	"sidecar.profile_header", "sidecar.callers", "sidecar.picker", "sidecar.picker_timeout", "sidecar.picker_failure_mode_allow",

@@ -149,7 +149,11 @@ func (a *attempt) store(e retained.Entry, reason string) bool {
 		return false
 	}
 	env.Journal.RetainedKV("kept")
-	if d := e.Value.Decision(); d.Policy != "" {
+	switch d := e.Value.Decision(); {
+	case d.Policy == "":
+	case d.Keep == 0:
+		env.Journal.Note("decode frees the KV of this turn: " + d.Policy + " does not expect a next turn")
+	default:
 		env.Journal.Note(fmt.Sprintf("decode keeps the KV of this turn for %v: %s expects the next turn with a likelihood of %.2f", d.Keep.Round(time.Millisecond), d.Policy, d.Likelihood))
 	}
 	return true

@@ -31,7 +31,7 @@ function problems(s) {
   }
   for (const role of ['prefill', 'decode']) {
     const of = s.engines.filter(e => e.role === role)
-    if (of.length && of.every(e => e.state !== 'ready')) add(true, `No ${role} engine is ready`)
+    if (of.length && of.every(e => e.state !== 'ready')) add(of.some(e => !['asleep', 'waking'].includes(e.state)), `No ${role} engine is ready`)
   }
   for (const p of s.pairs) {
     if (p.refused) add(false, `The pair ${p.prefill} → ${p.decode} is impossible: ${p.refused}`)
