@@ -114,8 +114,12 @@ func TestBounds(t *testing.T) {
 }
 
 func TestConversationOf(t *testing.T) {
-	if ConversationOf("m", "") != 0 || ConversationOf("m", "a") == ConversationOf("n", "a") || ConversationOf("m", "a") != ConversationOf("m", "a") {
-		t.Error("ConversationOf does not tell conversations apart")
+	numbers := map[uint64]bool{}
+	for _, key := range [][2]string{{"m", "a"}, {"n", "a"}, {"m", "b"}, {"m", "a"}} {
+		numbers[ConversationOf(key[0], key[1])] = true
+	}
+	if len(numbers) != 3 || numbers[0] || ConversationOf("m", "") != 0 {
+		t.Errorf("numbers %v", numbers)
 	}
 }
 
