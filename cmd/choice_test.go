@@ -27,7 +27,7 @@ func TestUnknownValues(t *testing.T) {
 		"sim --role decoder":                   `did you mean decode?`,
 		"sim --fail often":                     `--fail: must be one of "500", "503"`,
 		"sim --fail 0.1:sseerror":              `found "sseerror", did you mean sse-error?`,
-		"sim --hang prefil":                    `--hang: must be one of "prefill", "decode", "head", "stream", "connect", found "prefil", did you mean prefill?`,
+		"sim --hang prefil":                    `--hang: must be one of "prefill", "decode", "head", "stream", "connect", "sleep", found "prefil", did you mean prefill?`,
 		"sim --nixl-wire 9":                    `--nixl-wire: must be one of "1", "2", "3", "4", "5", "6", found "9"`,
 		"replay --preset h100":                 `--preset: must be one of "llama70b-h100", "llama70b-a100", "deepseek-v3-h200", found "h100", did you mean llama70b-h100?`,
 		"replay --variant shift:1":             `--variant: must be one of "bursty", "joined", "mixed", "resampled", "shifted", "thinned", found "shift", did you mean shifted?`,

@@ -41,7 +41,7 @@ func (p *patient) engine(name, url, role, connector string, more ...string) {
 // sim starts a simulated engine and adds it to the configuration. change may be nil.
 func (p *patient) sim(name, role, connector string, change func(*enginesim.Config), more ...string) *enginesim.Engine {
 	p.t.Helper()
-	c := enginesim.Config{Connector: connector, Role: role}
+	c := enginesim.Config{Connector: connector, Role: role, DevMode: true}
 	if change != nil {
 		change(&c)
 	}
@@ -213,6 +213,10 @@ var doctorCases = []struct {
 	}, []string{"warning e config|the publisher of the KV events cannot be reached|engine.kv_events"}},
 	{"an engine that sleeps", func(p *patient) { p.sim("e", "both", "none", nil).Sleep(1, true) },
 		[]string{"warning e engine|sleeps|/wake_up"}},
+	{"an engine that a request wakes", func(p *patient) {
+		p.text.WriteString("[limits]\nno_engine_timeout = '1m'\n[sleep]\nwake = true\n")
+		p.sim("e", "both", "none", func(c *enginesim.Config) { c.DevMode = false })
+	}, []string{"warning e engine|no routes of the sleep mode|VLLM_SERVER_DEV_MODE=1"}},
 	{"two engines with one id", func(p *patient) {
 		p.sim("d", "decode", "vllm-mooncake", nil)
 		for _, name := range []string{"p", "q"} {

@@ -55,7 +55,7 @@ func TestReloadDropsNoStream(t *testing.T) {
 		f.eventually("the drained engines have left", func() bool { return f.engineState("d0") == "" && f.engineState("p0") == "" })
 		var policies []struct{ Name string }
 		f.admin("/v1/policies", &policies)
-		if len(policies) != 3 || policies[1].Name != "round_robin" {
+		if len(policies) != 4 || policies[1].Name != "round_robin" {
 			t.Errorf("policies are %v", policies)
 		}
 	})

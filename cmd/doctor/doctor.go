@@ -147,7 +147,7 @@ func (r *Report) judge(cfg *config.Config, registry *engine.Registry) {
 			r.identity(e)
 			r.protocol(e)
 			r.events(e, uses, known)
-			r.extras(e)
+			r.extras(e, cfg.Sleep.Wake)
 		}
 	}
 	r.pairs(registry)

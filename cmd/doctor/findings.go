@@ -178,16 +178,19 @@ func (r *Report) events(e *Engine, uses, known bool) {
 	}
 }
 
-// extras adds findings about load, sleep and routes.
-func (r *Report) extras(e *Engine) {
+// extras adds findings about load, sleep and routes. wakes: the configuration has sleep.wake.
+func (r *Report) extras(e *Engine, wakes bool) {
 	if e.loadless != nil {
 		r.add(e, Warning, Flags, "the engine without --disable-log-stats (vLLM), with --enable-metrics (SGLang before 0.5.4)",
 			"the engine reports no load: %s", e.loadless)
 	}
-	if e.Asleep {
-		r.add(e, Warning, Flags, "POST /wake_up of the engine", "the engine sleeps, and gets no requests")
+	switch {
+	case e.Asleep && !wakes:
+		r.add(e, Warning, Flags, "POST /wake_up of the engine, or sleep.wake = true", "the engine sleeps, and gets no requests")
+	case e.Kind == "vllm" && wakes && !e.DevMode:
+		r.add(e, Warning, Flags, "VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode", "the configuration has sleep.wake, but the engine has no routes of the sleep mode")
 	}
-	if e.DevMode {
+	if e.DevMode && !wakes {
 		r.add(e, Note, Flags, "the engine without VLLM_SERVER_DEV_MODE", "the engine runs in its development mode: any host that reaches it can put it to sleep")
 	}
 }
