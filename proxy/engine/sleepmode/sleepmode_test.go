@@ -34,7 +34,6 @@ type vllm struct {
 	// status is no answer.
 	fail  func(path string) int
 	delay time.Duration // of the calls of the sleep mode
-	lost  bool          // the connection fails
 	stuck bool          // /wake_up has no effect
 	early bool          // /is_sleeping says nothing
 }
