@@ -26,7 +26,7 @@ func TestSleepMode(t *testing.T) {
 		}
 		want := func(when, shown string, blocks int, ready bool) {
 			t.Helper()
-			if n := int(index.Stats().Entries); i.Shown() != shown || n != blocks || f.Snapshot().Ready() != ready {
+			if n := index.Stats().Entries; i.Shown() != shown || n != blocks || f.Snapshot().Ready() != ready {
 				t.Errorf("%s: %s with %d blocks, ready %t; want %s with %d blocks, ready %t", when, i.Shown(), n, f.Snapshot().Ready(), shown, blocks, ready)
 			}
 		}

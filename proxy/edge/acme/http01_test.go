@@ -211,7 +211,7 @@ func TestHeadsOfThePort(t *testing.T) {
 				wg.Go(func() { _ = server.Serve(l) }) // returns after Close
 				client, c := net.Pipe()
 				l.conns <- c
-				wg.Go(func() { io.WriteString(client, tt.head) }) //nolint:errcheck // the server may close first
+				wg.Go(func() { io.WriteString(client, tt.head) }) // the server may close first
 				answer, err := bufio.NewReader(client).ReadString('\n')
 				if !strings.HasPrefix(answer, tt.want) || tt.want == "" && (answer != "" || err == nil) || errors.Is(err, os.ErrDeadlineExceeded) {
 					t.Errorf("%q, %v", answer, err)
