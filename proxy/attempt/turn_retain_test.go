@@ -86,6 +86,24 @@ func TestRetainPolicy(t *testing.T) {
 		}
 		kept(t, k, map[string]float64{"freed": 1})
 	})
+	world.Run(t, "a stream ends with a call of a tool", func(t *testing.T) {
+		var asked []abi.RetainFacts
+		k := newKeeping(t, 0, retain(5*time.Second, &asked))
+		k.stream = func(c *world.Conn) {
+			c.Stream(`data: {"id":"1","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"prompt_token_ids":[1,2,3]}`+"\n\n",
+				`data: {"id":"1","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c","type":"function","function":{"name":"read","arguments":"{}"}}]},"token_ids":[9],"finish_reason":null}],"kv_transfer_params":null}`+"\n\n",
+				`data: {"id":"1","choices":[{"index":0,"delta":{},"token_ids":[8],"finish_reason":"tool_calls"}],`+retainedKV+"}\n\n", world.Done)
+		}
+		for range 2 {
+			a := k.Post(chatPath, `{"model":"m","session_id":"c","messages":[{"role":"user","content":"x"}],"stream":true}`)
+			if a.Status != 200 || !strings.Contains(a.Body, `"name":"read"`) {
+				t.Fatalf("got status %d: %s", a.Status, a.Body)
+			}
+		}
+		if len(asked) != 2 || !asked[0].ToolCall || asked[0].Tools.Turns != 0 || asked[1].Tools.Turns != 1 {
+			t.Errorf("facts %+v", asked)
+		}
+	})
 	world.Run(t, "the memory of decode is short", func(t *testing.T) {
 		var asked []abi.RetainFacts
 		k := newKeeping(t, 0, retain(time.Minute, &asked))
