@@ -29,10 +29,10 @@ func startFleet(t *testing.T, connector string) *fleet {
 	return f
 }
 
-// startEngine runs an engine and returns its URL.
-func startEngine(t *testing.T, connector, role string) string {
+// startEngine runs an engine and returns its URL. more are further arguments.
+func startEngine(t *testing.T, connector, role string, more ...string) string {
 	t.Helper()
-	p := start(t, simArgs(connector, role, "127.0.0.1:0")...)
+	p := start(t, append(simArgs(connector, role, "127.0.0.1:0"), more...)...)
 	words := strings.Fields(p.firstLine(t))
 	return words[len(words)-1]
 }
@@ -48,6 +48,7 @@ func (f *fleet) add(name, url, role, connector string) {
 // setup holds the lines of config.toml that differ between tests, by section.
 type setup struct {
 	server, tls, auth, timeouts, retry string
+	more                               string // further tables
 	adminToken                         string
 	http3                              bool
 }
@@ -70,7 +71,7 @@ func startProxy(t *testing.T, f *fleet, s setup) *front {
 	if s.adminToken != "" {
 		fmt.Fprintf(&c, "token_file = %q\n", writeFile(t, dir, "token", s.adminToken+"\n"))
 	}
-	fmt.Fprintf(&c, "[timeouts]\n%s\n[retry]\n%s\n%s", s.timeouts, s.retry, f.engines)
+	fmt.Fprintf(&c, "[timeouts]\n%s\n[retry]\n%s\n%s%s", s.timeouts, s.retry, s.more, f.engines)
 	p := start(t, "run", writeFile(t, dir, "config.toml", c.String()))
 	front := &front{
 		process: p, Alone: f.alone, token: s.adminToken,

@@ -17,7 +17,7 @@ mkdir -p "$build/log"
 suites=(openai-go:TestOpenAIGo curl:TestCurl wire:TestWire auth:TestAuth http3:TestHTTP3
   chromium:TestChromium node:TestNode python:TestPython
   anthropic-node:TestAnthropicNode anthropic-python:TestAnthropicPython
-  continued-node:TestContinuedNode continued-python:TestContinuedPython)
+  continued-node:TestContinuedNode continued-python:TestContinuedPython agents:TestAgents)
 
 # step NAME COMMAND... prints nothing unless the command fails.
 step() {
