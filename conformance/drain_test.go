@@ -195,7 +195,7 @@ func TestRollingUpdate(t *testing.T) {
 		}
 		f := startFleet(t, connector, fleetOptions{prefill: 2, decode: 3, engine: slowDecode, config: moving})
 		streams := f.readMany(50)
-		const us = 600_000 // an answer takes ten minutes, so that none ends before the update
+		const us = 200_000 // an answer takes more than three minutes, so that none ends before the update
 		f.decodeEvery(us)
 		moves := 0
 		for n, d := range f.decode {
