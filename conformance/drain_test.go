@@ -330,7 +330,7 @@ func TestDrainedStreams(t *testing.T) {
 			streams = append(streams, f.read(context.Background(), longStream(i)))
 		}
 		f.eventually("requests wait in d1", func() bool { return f.decode[1].State().RequestsWaiting > 0 })
-		time.Sleep(300 * time.Millisecond) // the proxy knows
+		f.eventually("the proxy knows", func() bool { return f.metric("pdproxy_role_requests_waiting", `role="decode"`) > 0 })
 		f.drainEngine(http.MethodPost, "d0/drain?move=true")
 		f.waitMoves()
 		if n := f.continued(); n != 0 || f.requestsOf("d0") != 3 {
