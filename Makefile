@@ -75,8 +75,12 @@ vet:
 	$(GO) vet -tags kubernetes ./conformance/discovery
 	$(GO) vet -tags authors ./conformance/plugins
 
+# The first tier runs the failures with every connector. Under the race detector the second tier
+# runs them with these: one for each order of the legs, and one of each engine (modes_test.go).
+# make modes MODE=single has every connector under the race detector.
 .PHONY: processes
-processes: # the second tier under the race detector, and the failures with every connector again
+processes: export PDPROXY_CONNECTORS = vllm-nixl,sglang,trtllm
+processes: # the second tier under the race detector
 	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out costs http1 security,$(SECOND)),./conformance/$p) $(REPEATED)
 
 # The programs that costs, http1 and security test are processes of their own, which the race detector
