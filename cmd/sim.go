@@ -55,6 +55,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.StringVar(&cfg.SGLang.KVCacheDtype, "kv-cache-dtype", "auto", "sglang: type of the KV cache; both sides of a pair need the same type")
 	f.StringVar(&cfg.KVEvents.Endpoint, "zmq-events", "", "vllm-nixl, sglang: tcp://HOST:PORT for the KV events of rank 0; rank r uses PORT+r; HOST may be *")
 	f.StringVar(&cfg.KVEvents.Replay, "zmq-replay", "", "tcp://HOST:PORT for replays of KV events, in the same form")
+	f.StringVar(&cfg.KVEvents.Loads, "zmq-loads", "", "sglang: tcp://HOST:PORT for the loads of rank 0, in the same form")
 	f.IntVar(&cfg.MoRIIO.HandshakePort, "handshake-port", 0, "vllm-moriio: port of the handshake; 0: any")
 	f.IntVar(&cfg.MoRIIO.NotifyPort, "notify-port", 0, "vllm-moriio: port of the notifications; 0: any")
 	f.StringVar(&cfg.MoRIIO.Register, "register", "", "vllm-moriio: tcp://HOST:PORT of the proxy's registry")

@@ -83,12 +83,14 @@ type Engine struct {
 	foreign  error   // an announced host that the proxy does not use
 	unheard  []error // connections to publishers that failed
 	unplayed []error // and to their replays
+	unpushed []error // connections to publishers of loads that failed
 }
 
 // At is where a rank publishes.
 type At struct {
 	Events string `json:"events,omitempty"`
 	Replay string `json:"replay,omitempty"`
+	Loads  string `json:"loads,omitempty"`
 }
 
 // Pair is a prefill and a decode engine of one model.

@@ -104,7 +104,13 @@ func (e *Engine) listen(ctx context.Context) {
 		if replay != nil {
 			e.unplayed = append(e.unplayed, replay)
 		}
-		if events != nil || replay != nil { // the other ranks' sockets would cost as much time
+		var pushed error
+		if at.Loads != "" {
+			if pushed = loads.CheckPushed(ctx, at.Loads); pushed != nil {
+				e.unpushed = append(e.unpushed, pushed)
+			}
+		}
+		if events != nil || replay != nil || pushed != nil { // the other ranks' sockets would cost as much time
 			return
 		}
 	}

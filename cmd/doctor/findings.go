@@ -169,6 +169,9 @@ func (r *Report) events(e *Engine, uses, known bool) {
 	for _, err := range e.unplayed {
 		r.add(e, Warning, side, fix, "the replays of the KV events cannot be reached: %s", err)
 	}
+	for _, err := range e.unpushed {
+		r.add(e, Warning, Flags, "the engine's --load-publish-endpoint, and the network from the proxy to its port", "the publisher of the loads cannot be reached: %s", err)
+	}
 	if n := len(e.i.Facts().KVEvents.Ranks); e.Events == "announced" && n > e.Ranks && e.DPSize == 0 {
 		r.add(e, Warning, Config, fmt.Sprintf("engine.ranks = %d", n), "%d ranks publish KV events, but the configuration has %d", n, e.Ranks)
 	}

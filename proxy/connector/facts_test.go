@@ -84,8 +84,8 @@ func TestReadFacts(t *testing.T) {
 		{name: "sglang with replays", connector: "sglang", path: "/server_info", status: 200,
 			body: `{"kv_events":{"publisher":"zmq","endpoint_host":"[fd00::1]","endpoint_port_base":65534,"replay_endpoint_port_base":5558,"load_endpoint_port_base":5600,"load_topic":"load","dp_size":3}}`,
 			want: engine.Facts{KVEvents: engine.KVPublisher{Ranks: []engine.KVEndpoints{
-				{Events: "tcp://[fd00::1]:65534", Replay: "tcp://[fd00::1]:5558"},
-				{Events: "tcp://[fd00::1]:65535", Replay: "tcp://[fd00::1]:5559"}}}}},
+				{Events: "tcp://[fd00::1]:65534", Replay: "tcp://[fd00::1]:5558", Loads: "tcp://[fd00::1]:5600"},
+				{Events: "tcp://[fd00::1]:65535", Replay: "tcp://[fd00::1]:5559", Loads: "tcp://[fd00::1]:5601"}}}}},
 		{name: "sglang with another publisher", connector: "sglang", path: "/server_info", status: 200,
 			body: `{"kv_events":{"publisher":"file","endpoint_host":"*","endpoint_port_base":5557}}`},
 		{name: "vllm with KV events", connector: "vllm-nixl", path: "/kv_event_sources", status: 200,

@@ -158,7 +158,7 @@ func readTopology(f *engine.Facts, o *openai.Object) {
 	f.FollowsRoom = string(follows) == "true"
 }
 
-// readPublisher copies the engine's announcement of KV events. Each rank has the next higher ports.
+// readPublisher copies the engine's announcement of KV events and loads. Each rank has the next higher ports.
 // Source: srt/runtime_context.py describe_kv_events_publisher.
 func readPublisher(p *engine.KVPublisher, announced []byte) {
 	*p = engine.KVPublisher{}
@@ -176,7 +176,7 @@ func readPublisher(p *engine.KVPublisher, announced []byte) {
 	}
 	p.BlockTokens = count(&o, "block_size")
 	for rank := range min(max(1, count(&o, "dp_size")), engine.MaxKVRanks) {
-		e := engine.KVEndpoints{Events: endpoint("endpoint_port_base", rank), Replay: endpoint("replay_endpoint_port_base", rank)}
+		e := engine.KVEndpoints{Events: endpoint("endpoint_port_base", rank), Replay: endpoint("replay_endpoint_port_base", rank), Loads: endpoint("load_endpoint_port_base", rank)}
 		if e.Events == "" {
 			break
 		}

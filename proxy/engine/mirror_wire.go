@@ -83,7 +83,7 @@ func putFacts(f *Facts) *fleetpb.Facts {
 		m.Cards = append(m.Cards, &fleetpb.ModelCard{Id: c.ID, MaxModelLen: c.MaxModelLen, Root: c.Root, Parent: c.Parent})
 	}
 	for _, e := range f.KVEvents.Ranks {
-		m.KvEvents.Ranks = append(m.KvEvents.Ranks, &fleetpb.KVEndpoints{Events: e.Events, Replay: e.Replay})
+		m.KvEvents.Ranks = append(m.KvEvents.Ranks, &fleetpb.KVEndpoints{Events: e.Events, Replay: e.Replay, Loads: e.Loads})
 	}
 	for _, a := range f.Addresses {
 		m.Addresses = append(m.Addresses, a.String())
@@ -108,7 +108,7 @@ func getFacts(m *fleetpb.Facts) (*Facts, error) {
 		f.Cards = append(f.Cards, ModelCard{ID: c.Id, MaxModelLen: c.MaxModelLen, Root: c.Root, Parent: c.Parent})
 	}
 	for _, r := range e.GetRanks() {
-		f.KVEvents.Ranks = append(f.KVEvents.Ranks, KVEndpoints{Events: r.Events, Replay: r.Replay})
+		f.KVEvents.Ranks = append(f.KVEvents.Ranks, KVEndpoints{Events: r.Events, Replay: r.Replay, Loads: r.Loads})
 	}
 	for _, text := range m.Addresses {
 		a, err := netip.ParseAddr(text)

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// KVPublisher is an instance's announcement of its KV events. Sources: vLLM GET /kv_event_sources,
-// SGLang GET /server_info, member kv_events.
+// KVPublisher is an instance's announcement of its KV events, and of its loads. Sources: vLLM GET
+// /kv_event_sources, SGLang GET /server_info, member kv_events.
 type KVPublisher struct {
 	// Ranks are the endpoints as announced, in the order of the data-parallel ranks; nil if the
 	// instance announces none.
@@ -22,6 +22,7 @@ type KVPublisher struct {
 type KVEndpoints struct {
 	Events string // PUB: batches of KV events
 	Replay string // ROUTER: batches that were missed
+	Loads  string // PUB: loads of the rank
 }
 
 // MaxKVRanks bounds the ranks of an announcement.
@@ -104,7 +105,7 @@ func (i *Instance) KVSources() (list []KVEndpoints, err error) {
 // reachable returns the announced endpoints with the hosts to which the proxy connects.
 func (i *Instance) reachable(e KVEndpoints) (KVEndpoints, error) {
 	var err error
-	for _, at := range []*string{&e.Events, &e.Replay} {
+	for _, at := range []*string{&e.Events, &e.Replay, &e.Loads} {
 		host, port, ok := splitEndpoint(*at)
 		switch {
 		case !ok:

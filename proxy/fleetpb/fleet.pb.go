@@ -2949,6 +2949,7 @@ type KVEndpoints struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Events        string                 `protobuf:"bytes,1,opt,name=events" json:"events,omitempty"`
 	Replay        string                 `protobuf:"bytes,2,opt,name=replay" json:"replay,omitempty"`
+	Loads         string                 `protobuf:"bytes,3,opt,name=loads" json:"loads,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2993,6 +2994,13 @@ func (x *KVEndpoints) GetEvents() string {
 func (x *KVEndpoints) GetReplay() string {
 	if x != nil {
 		return x.Replay
+	}
+	return ""
+}
+
+func (x *KVEndpoints) GetLoads() string {
+	if x != nil {
+		return x.Loads
 	}
 	return ""
 }
@@ -4361,10 +4369,11 @@ const file_fleet_proto_rawDesc = "" +
 	"\x06parent\x18\x04 \x01(\tR\x06parent\"n\n" +
 	"\vKVPublisher\x12!\n" +
 	"\fblock_tokens\x18\x05 \x01(\x03R\vblockTokens\x120\n" +
-	"\x05ranks\x18\a \x03(\v2\x1a.pdproxy.fleet.KVEndpointsR\x05ranksJ\x04\b\x01\x10\x05J\x04\b\x06\x10\a\"=\n" +
+	"\x05ranks\x18\a \x03(\v2\x1a.pdproxy.fleet.KVEndpointsR\x05ranksJ\x04\b\x01\x10\x05J\x04\b\x06\x10\a\"S\n" +
 	"\vKVEndpoints\x12\x16\n" +
 	"\x06events\x18\x01 \x01(\tR\x06events\x12\x16\n" +
-	"\x06replay\x18\x02 \x01(\tR\x06replay\"U\n" +
+	"\x06replay\x18\x02 \x01(\tR\x06replay\x12\x14\n" +
+	"\x05loads\x18\x03 \x01(\tR\x05loads\"U\n" +
 	"\tKVAddress\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x1c\n" +
 	"\thandshake\x18\x02 \x01(\x03R\thandshake\x12\x16\n" +

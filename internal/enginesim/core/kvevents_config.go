@@ -21,6 +21,9 @@ type KVEventsConfig struct {
 	// Replay is the address of rank 0's ROUTER socket for replays, in the same
 	// form.
 	Replay string
+	// Loads is the address of rank 0's PUB socket for loads, in the same form: SGLang's
+	// --load-publish-endpoint.
+	Loads string
 	// Topic is the first frame of every batch.
 	Topic string
 	// Arrays makes vLLM's events arrays, as before 2026-06-09, and not maps.
@@ -39,10 +42,13 @@ func (c KVEventsConfig) check(connector string) error {
 	if c.Replay != "" && c.Endpoint == "" {
 		return fmt.Errorf("config kv events: a replay without an endpoint")
 	}
+	if c.Loads != "" && (c.Endpoint == "" || connector != ConnectorSGLang) {
+		return fmt.Errorf("config kv events: only sglang publishes loads, with an endpoint for KV events")
+	}
 	if c.Endpoint != "" && connector == ConnectorTRTLLM {
 		return fmt.Errorf("config kv events: trtllm has no publisher; its events are at POST /kv_cache_events")
 	}
-	for _, endpoint := range []string{c.Endpoint, c.Replay} {
+	for _, endpoint := range []string{c.Endpoint, c.Replay, c.Loads} {
 		if endpoint == "" {
 			continue
 		}

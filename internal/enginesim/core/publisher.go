@@ -88,12 +88,33 @@ func (p *publishers) Start(e *Engine) error {
 	return nil
 }
 
+// StartFeeds opens a PUB socket for each rank whose messages nobody can request again. The engine's
+// mutex is held.
+func (e *Engine) StartFeeds(endpoint, topic string) (feeds []*publisher, err error) {
+	sockets, err := listenRanks(endpoint, len(e.Ranks))
+	if err != nil {
+		return nil, fmt.Errorf("listen %s: %w", topic, err)
+	}
+	e.Peers.Listeners = append(e.Peers.Listeners, sockets...)
+	for i, l := range sockets {
+		p := &publisher{e: e, rank: i, topic: []byte(topic), fault: &KVFault{}, Events: l, change: make(chan struct{})}
+		e.ServePeers(l, "PUB", p.serveSubscriber)
+		feeds = append(feeds, p)
+	}
+	return feeds, nil
+}
+
+// Endpoint returns where the publisher listens, "tcp://host:port".
+func (p *publisher) Endpoint() string { return endpointOf(p.Events) }
+
 // Publish implements kvSink.
 func (p *publishers) Publish(rank int, events []KVEvent) { p.List[rank].Publish(events) }
 
 // Publish numbers a batch and delivers it.
-func (p *publisher) Publish(events []KVEvent) {
-	payload := p.wire(time.Now(), p.rank, events)
+func (p *publisher) Publish(events []KVEvent) { p.Send(p.wire(time.Now(), p.rank, events)) }
+
+// Send numbers a message and delivers it.
+func (p *publisher) Send(payload []byte) {
 	fault := p.fault.Draw()
 	p.mu.Lock()
 	defer p.mu.Unlock()

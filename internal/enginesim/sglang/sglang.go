@@ -39,6 +39,7 @@ type SGLang struct {
 	mode string
 	Boot *bootstrapRegistry // prefill only
 
+	loadsAt string // where rank 0 publishes its load
 	born    time.Time
 	startup time.Duration // from born until the engine served
 
@@ -107,6 +108,9 @@ func New(e *core.Engine) *SGLang {
 
 func (g *SGLang) Start() error {
 	g.startup = time.Since(g.born)
+	if err := g.startLoads(); err != nil {
+		return err
+	}
 	switch g.mode {
 	case modePrefill:
 		return g.Boot.Start()

@@ -97,6 +97,9 @@ func (g *SGLang) describePublisher() any {
 	if replay := g.e.KVEventsReplay(); replay != "" {
 		described = described.With("replay_endpoint_port_base", portOf(replay))
 	}
+	if at := g.LoadsEndpoint(); at != "" {
+		described = described.With("load_endpoint_port_base", portOf(at)).With("load_topic", loadTopic)
+	}
 	return described
 }
 

@@ -1,7 +1,7 @@
 // Package loads polls engines for their load and passes the reports to the load counters
-// of their targets. The polls run outside the request path. An engine that gives no
-// answer, or an unreadable one, keeps its health state. Its earlier reports lose weight
-// with time.
+// of their targets. Between two polls it passes on the loads that an engine publishes. All
+// of this runs outside the request path. An engine that gives no answer, or an unreadable
+// one, keeps its health state. Its earlier reports lose weight with time.
 //
 // The decisions behind this package are in docs/design/engines.md.
 package loads
@@ -74,7 +74,8 @@ func (p *Poller) Run(ctx context.Context) {
 				tick.Reset(every)
 			} else {
 				tick.Stop()
-				for i := range asked { // nothing reports that they wake up
+				for i, a := range asked { // nothing reports that they wake up
+					a.pushes.stop()
 					p.registry.ReportSleep(i, engine.SleepReport{}, time.Now())
 				}
 			}
@@ -102,6 +103,7 @@ func (p *Poller) round(ctx context.Context, h *config.Health, asked map[*engine.
 			a = &pollState{registry: p.registry, i: i, routes: i.LoadRoutes()}
 			asked[i] = a
 		}
+		a.pushes.follow(ctx, i, polls)
 		if len(a.routes) == 0 || !a.busy.CompareAndSwap(false, true) {
 			continue
 		}
@@ -114,8 +116,9 @@ func (p *Poller) round(ctx context.Context, h *config.Health, asked map[*engine.
 			a.poll(ctx, h, p.log)
 		})
 	}
-	for i := range asked {
+	for i, a := range asked {
 		if i.Gone() {
+			a.pushes.stop()
 			delete(asked, i)
 		}
 	}
@@ -134,6 +137,7 @@ type pollState struct {
 	answer      bytes.Buffer
 	marks       []load.Mark
 	moved       []Rank // last measured transfer of each rank
+	pushes      pushes // belongs to Run, not to the poll
 }
 
 // readers read the forms of load reports.
