@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -211,6 +212,23 @@ var doctorCases = []struct {
 		p.text.WriteString(kvAware)
 		p.sim("e", "both", "none", publishes, fmt.Sprintf("kv_events = 'tcp://%s'", closedPort(p.t)))
 	}, []string{"warning e config|the publisher of the KV events cannot be reached|engine.kv_events"}},
+	{"a port of loads without a listener", func(p *patient) {
+		p.text.WriteString(kvAware)
+		other := &patient{t: p.t} // the engine behind the one that is examined
+		sim := other.sim("e", "both", "sglang", func(c *enginesim.Config) { publishes(c); c.KVEvents.Loads = "tcp://127.0.0.1:0" })
+		_, port, _ := net.SplitHostPort(closedPort(p.t))
+		loads := regexp.MustCompile(`("load_endpoint_port_base":)\d+`)
+		url := answers(p.t, func(path string) (int, string) {
+			resp, err := http.Get(sim.URL() + path)
+			if err != nil {
+				return http.StatusBadGateway, err.Error()
+			}
+			defer resp.Body.Close()
+			body, _ := io.ReadAll(resp.Body)
+			return resp.StatusCode, loads.ReplaceAllString(string(body), "${1}"+port)
+		})
+		p.engine("e", url, "both", "sglang")
+	}, []string{"warning e engine|the publisher of the loads cannot be reached|--load-publish-endpoint"}},
 	{"an engine that sleeps", func(p *patient) { p.sim("e", "both", "none", nil).Sleep(1, true) },
 		[]string{"warning e engine|sleeps|/wake_up"}},
 	{"an engine that a request wakes", func(p *patient) {
