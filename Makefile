@@ -238,9 +238,9 @@ image: # the OCI image, from the binaries of dist/
 .PHONY: chart
 chart: $(TOOL)/helm ## the Helm chart, checked with every set of values, in dist/
 	@mkdir -p dist
-	@for values in values.yaml ci/full.yaml ci/hpa.yaml; do \
-	  $(TOOL)/helm lint --quiet --strict -f deploy/helm/pdproxy/$$values deploy/helm/pdproxy && \
-	  $(TOOL)/helm template pdproxy -f deploy/helm/pdproxy/$$values deploy/helm/pdproxy >/dev/null || exit 1; done
+	@for values in deploy/helm/pdproxy/values.yaml deploy/helm/pdproxy/ci/*.yaml; do \
+	  $(TOOL)/helm lint --quiet --strict -f $$values deploy/helm/pdproxy && \
+	  $(TOOL)/helm template pdproxy -f $$values deploy/helm/pdproxy >/dev/null || exit 1; done
 	$(TOOL)/helm package --version $(VERSION) --app-version $(VERSION) -d dist deploy/helm/pdproxy
 
 .PHONY: test-release

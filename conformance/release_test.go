@@ -32,7 +32,7 @@ func readYAML(t *testing.T, path string, v any) {
 // TestShippedConfigurations: the configurations of the packages and of the chart are valid.
 func TestShippedConfigurations(t *testing.T) {
 	texts := map[string]string{}
-	for _, path := range []string{"values.yaml", "ci/full.yaml"} {
+	for _, path := range []string{"values.yaml", "ci/full.yaml", "ci/picker.yaml"} {
 		var values struct{ Config string }
 		readYAML(t, "deploy/helm/pdproxy/"+path, &values)
 		texts[path] = values.Config

@@ -34,7 +34,9 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	pdproxy = filepath.Join(dir, "pdproxy")
-	if out, err := exec.Command("go", "build", "-o", pdproxy, "../../cmd/pdproxy").CombinedOutput(); err != nil {
+	// The program is static, like that of a release. CGO_ENABLED=0 would compile most packages again.
+	static := "-ldflags=-linkmode=external -extldflags=-static"
+	if out, err := exec.Command("go", "build", static, "-o", pdproxy, "../../cmd/pdproxy").CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
 		os.Exit(1)
 	}

@@ -26,46 +26,41 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- .Values.adminToken.existingSecret | default (printf "%s-admin" (include "pdproxy.name" .)) }}
 {{- end }}
 
-{{/* The configuration file of the pods: the value, and the tables that pods need and the value does not have. */}}
-{{- define "pdproxy.file" -}}
+{{/*
+The configuration of the pods, as TOML: the value `config` with the addresses and the token file of
+a pod. Comments of the file get lost. `pdproxy check` checks the keys, the chart only the syntax
+and the keys that it reads.
+*/}}
+{{- define "pdproxy.config" -}}
 {{- $c := fromToml .Values.config }}
 {{- with $c.Error }}{{ fail (printf "values: config: %s" .) }}{{ end }}
-{{- .Values.config | trimSuffix "\n" }}
-{{- if not (hasKey $c "server") }}
-
-[server] # added by the chart
-listen = "0.0.0.0:8080"
+{{- range list "server" "admin" "fleet" }}
+{{- if not (hasKey $c .) }}{{ $_ := set $c . dict }}{{ end }}
 {{- end }}
-{{- if not (hasKey $c "admin") }}
-
-[admin] # added by the chart
-listen = "0.0.0.0:9090"
-token_file = "/etc/pdproxy/admin/token"
+{{- $_ := set $c.server "listen" (include "pdproxy.everywhere" (list $c "server" "127.0.0.1:8080")) }}
+{{- $_ := set $c.admin "listen" (include "pdproxy.everywhere" (list $c "admin" "127.0.0.1:9090")) }}
+{{- $_ := set $c.admin "token_file" "/etc/pdproxy/admin/token" }}
+{{- if dig "epp" "listen" "" $c }}
+{{- $_ := set $c.epp "listen" (include "pdproxy.everywhere" (list $c "epp" "")) }}
 {{- end }}
-{{- if not (hasKey $c "fleet") }}
-
-[fleet] # added by the chart
-node_id = -1 # each pod gets its own part of the ids
+{{- if not (or (hasKey $c.fleet "node_id") (dig "fleet" "workers" 0 $c)) }}
+{{- $_ := set $c.fleet "node_id" -1 }}{{/* each pod mints different ids */}}
 {{- end }}
-{{ end }}
-
-{{/* The configuration as a value. `pdproxy check` checks the keys, the chart only the syntax and what it reads. */}}
-{{- define "pdproxy.config" -}}
-{{- $c := include "pdproxy.file" . | fromToml }}
-{{- if not (dig "admin" "token_file" "" $c) }}
-{{- fail "values: config: admin.token_file is missing; add token_file = \"/etc/pdproxy/admin/token\" to [admin], or remove [admin]: then the chart adds it" }}
-{{- end }}
-{{- toJson $c }}
+{{- toToml $c }}
 {{- end }}
 
-{{/* The port of the listen address of a section: (list CONTEXT SECTION EXAMPLE). */}}
+{{/* The listen address of a section, on all addresses of the pod: (list CONFIG SECTION DEFAULT). */}}
+{{- define "pdproxy.everywhere" -}}
+{{- $listen := dig (index . 1) "listen" (index . 2) (index . 0) | toString }}
+{{- if not (regexMatch ":[0-9]+$" $listen) }}
+{{- fail (printf "values: config: %s.listen is %q; it must be HOST:PORT" (index . 1) $listen) }}
+{{- end }}
+{{- if hasPrefix "[::]:" $listen }}{{ $listen }}{{ else }}0.0.0.0:{{ regexFind "[0-9]+$" $listen }}{{ end }}
+{{- end }}
+
+{{/* The port of the listen address of a section, or nothing: (list CONTEXT SECTION). */}}
 {{- define "pdproxy.port" -}}
-{{- $c := include "pdproxy.config" (index . 0) | fromJson }}
-{{- $listen := dig (index . 1) "listen" "" $c }}
-{{- if not (regexMatch "^(0\\.0\\.0\\.0|\\[::\\])?:[0-9]+$" $listen) }}
-{{- fail (printf "values: config: %s.listen is %q; it must be like %q, so that the kubelet and other pods reach the port" (index . 1) $listen (index . 2)) }}
-{{- end }}
-{{- regexFind "[0-9]+$" $listen }}
+{{- include "pdproxy.config" (index . 0) | fromToml | dig (index . 1) "listen" "" | regexFind "[0-9]+$" }}
 {{- end }}
 
 {{/* A duration in whole seconds: (list KEY VALUE). */}}
@@ -80,7 +75,7 @@ node_id = -1 # each pod gets its own part of the ids
 {{- define "pdproxy.grace" -}}
 {{- if .Values.terminationGracePeriodSeconds }}{{ .Values.terminationGracePeriodSeconds | int }}
 {{- else }}
-{{- $c := include "pdproxy.config" . | fromJson }}
+{{- $c := include "pdproxy.config" . | fromToml }}
 {{- $drain := include "pdproxy.seconds" (list "server.drain_timeout" (dig "server" "drain_timeout" "30s" $c)) | int }}
 {{- $cleanup := include "pdproxy.seconds" (list "timeouts.cleanup" (dig "timeouts" "cleanup" "5s" $c)) | int }}
 {{- $calls := ternary 4 2 (gt (dig "fleet" "workers" 0 $c | int) 0) }}
