@@ -26,6 +26,9 @@ const (
 	readerToken = "reader"
 )
 
+// nodeHost is the address of the API server and of the node for pods that are processes.
+const nodeHost = "10.77.1.1"
+
 const (
 	slicesPath = "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices"
 	poolsPath  = "/apis/inference.networking.k8s.io/v1/namespaces/llm/inferencepools"

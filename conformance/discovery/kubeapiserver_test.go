@@ -39,12 +39,12 @@ func newAPIServer(t *testing.T, c *cluster) apiServer {
 	if err := os.WriteFile(tokens, []byte(adminToken+",admin,1,system:masters\n"+readerToken+",pdproxy,2\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	host, port, err := net.SplitHostPort(s.listen)
+	_, port, err := net.SplitHostPort(s.listen)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.args = []string{
-		"--etcd-servers=" + startStore(t).URL(), "--bind-address=" + host, "--secure-port=" + port,
+		"--etcd-servers=" + startStore(t).URL(), "--bind-address=0.0.0.0", "--secure-port=" + port,
 		"--tls-cert-file=" + c.certs.cert, "--tls-private-key-file=" + c.certs.key, "--cert-dir=" + dir,
 		"--service-account-issuer=https://pdproxy.test", "--service-account-key-file=" + c.certs.key, "--service-account-signing-key-file=" + c.certs.key,
 		"--token-auth-file=" + tokens, "--authorization-mode=RBAC", "--service-cluster-ip-range=10.88.0.0/24",

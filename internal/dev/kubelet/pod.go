@@ -28,6 +28,9 @@ type Container struct {
 		Name          string
 		ContainerPort int
 	}
+	Lifecycle struct {
+		PreStop struct{ Sleep struct{ Seconds int } }
+	}
 	LivenessProbe, ReadinessProbe Probe
 	VolumeMounts                  []struct{ Name, MountPath string }
 }

@@ -230,16 +230,21 @@ func within(network string, f func() error) error {
 		return err
 	}
 	defer target.Close()
-	done := make(chan error)
-	go func() { // ends with f
-		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
-		err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET)
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
-	return <-done
+	runtime.LockOSThread() // locked until the thread is in its own namespace again
+	own, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	defer own.Close()
+	if err = unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err == nil {
+		err = f()
+	}
+	if back := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); back != nil {
+		return errors.Join(err, back)
+	}
+	runtime.UnlockOSThread()
+	return err
 }
 
 // Log returns the output of a container.
@@ -252,6 +257,21 @@ func (r *Running) Log(container string) string {
 		}
 	}
 	return ""
+}
+
+// Started reports whether all containers run.
+func (r *Running) Started() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	running := 0
+	for _, p := range r.processes {
+		select {
+		case <-p.ended:
+		default:
+			running++
+		}
+	}
+	return running == len(r.Pod.Spec.Containers)
 }
 
 // Ready reports whether all readiness probes of the pod succeed.
@@ -281,6 +301,9 @@ func (r *Running) Probe(c Container, p Probe) int {
 
 // Stop ends the pod as a kubelet does, and returns the exit status of its last container.
 func (r *Running) Stop() int {
+	for _, c := range r.Pod.Spec.Containers {
+		time.Sleep(time.Duration(c.Lifecycle.PreStop.Sleep.Seconds) * time.Second)
+	}
 	r.signal(syscall.SIGTERM)
 	kill := time.AfterFunc(time.Duration(r.Pod.Spec.TerminationGracePeriodSeconds)*time.Second, func() { r.signal(syscall.SIGKILL) })
 	defer kill.Stop()
