@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -31,6 +32,7 @@ type replayFlags struct {
 	fleet            replay.Config
 	traces, policies []string
 	agents           int
+	turns            bool
 	retains          []string
 	params           []string
 	variant          string
@@ -42,7 +44,7 @@ type replayFlags struct {
 func (a *app) replayCommand() *cobra.Command {
 	var r replayFlags
 	c := &cobra.Command{
-		Use:   "replay {--trace FILE|--agents N} [--policy NAME|FILE.wasm]",
+		Use:   "replay {--trace FILE [--turns]|--agents N} [--policy NAME|FILE.wasm]",
 		Short: "Measure policies on a recorded trace, or on agents, against a simulated fleet",
 		Long: `Measure place policies on a recorded trace against a simulated fleet, faster
 than real time.
@@ -57,17 +59,30 @@ and one unlimited cache for all prompts, the prefill work of the trace would use
 --load of the fleet's prefill capacity. The same flags give the same result,
 except for the decisions per second.
 
-With --agents, the command makes sessions of agents from the seed and measures retain
-policies: how long decode keeps the KV of a turn for the next turn. The next turn of a
-session begins after the answer and the time of a tool; most tools take less than 1 s.
-Some tools are sub-agents with sessions of their own. One --policy places all requests
-(default kv_aware), and --retain names the retain policies (default all built-in ones).
+With --turns, the command plays the conversations of the trace and measures retain
+policies: how long decode keeps the KV of a turn, so that prefill can pull it for the next
+turn. With the policy none, decode frees the KV at once, and no turn uses it. A request is
+the next turn of an earlier one if it begins with all whole blocks of that prompt and is
+long enough to contain its answer. --load sets how many conversations begin in a second.
+Later turns keep their recorded time since the turn before, but wait for its answer. One
+--policy places all requests (default kv_aware), and --retain names the retain policies
+(default all built-in ones).
+
+With --agents, the command makes sessions of agents from the seed instead. The next turn of
+a session begins after the answer and the time of a tool; most tools take less than 1 s.
+Some tools are sub-agents with sessions of their own.
+
+--volatile is the share of the sessions whose client changes a text in the first block of
+each prompt, as the billing header of a coding agent does, so that no cache knows the
+prompt. Each retain policy then has two rows: without and with the filter stable_prefix,
+which removes the text.
 
 --variant plays another trace, which the command makes from the conversations of
 the given one. The same kind and seed give the same trace.`,
 		Example: `  pdproxy replay --trace trace.jsonl --policy least_load --policy kv_aware
   pdproxy replay --trace trace.jsonl --policy my-router.wasm --html report.html
   pdproxy replay --trace trace.jsonl --variant shifted:2 --policy kv_aware
+  pdproxy replay --trace trace.jsonl --turns --volatile 0.5 --load 0.5
   pdproxy replay --agents 300 --prefill 2 --ranks 1 --decode 2 --load 0.5`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return a.replay(&r) },
@@ -75,7 +90,9 @@ the given one. The same kind and seed give the same trace.`,
 	f := c.Flags()
 	f.StringArrayVar(&r.traces, "trace", nil, "file with a trace; repeatable, except with --json")
 	f.IntVar(&r.agents, "agents", 0, "number of sessions of agents, instead of a trace")
-	f.StringArrayVar(&r.retains, "retain", nil, "retain policy (%s) for --agents; repeatable; default all")
+	f.BoolVar(&r.turns, "turns", false, "play the conversations of the trace, and measure retain policies")
+	f.StringArrayVar(&r.retains, "retain", nil, "built-in retain policy (%s), FILE.wasm, or FILE.wasm/NAME, for --turns or --agents; repeatable; default all built-in policies")
+	f.Float64Var(&r.fleet.Volatile, "volatile", 0, "share of sessions whose client changes the first block of each prompt, for --turns or --agents")
 	f.StringVar(&r.variant, "variant", "", "KIND:SEED: play a trace made from the conversations of each trace; the kinds are %s")
 	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy (%s), FILE.wasm, or FILE.wasm/NAME for a module with several policies; repeatable; default all built-in policies")
 	f.StringArrayVar(&r.params, "param", nil, "parameter of a built-in policy, such as kv_aware.patience=16; repeatable")
@@ -100,13 +117,14 @@ the given one. The same kind and seed give the same trace.`,
 func completeReplay(c *cobra.Command) {
 	f := c.Flags()
 	chooseOf(c, "runtime", "wasm", "native")
-	choose(c, f, "retain", choice{allowed: policies.RetainNames()})
 	chooseOf(c, "preset", replay.Presets()...)
 	choose(c, f, "variant", choice{allowed: replay.Variants(), cut: ahead(":")})
-	choose(c, f, "policy", choice{allowed: policies.PlaceNames(), suffixes: []string{"wasm"}, other: func(name string) bool {
-		_, _, isFile := cutWasm(name)
-		return isFile
-	}})
+	isFile := func(name string) bool {
+		_, _, ok := cutWasm(name)
+		return ok
+	}
+	choose(c, f, "policy", choice{allowed: policies.PlaceNames(), suffixes: []string{"wasm"}, other: isFile})
+	choose(c, f, "retain", choice{allowed: policies.RetainNames(), suffixes: []string{"wasm"}, other: isFile})
 	completeFile(c, "jsonl", "trace")
 	completeFile(c, "toml", "model-file")
 	completeFile(c, "html", "html")
@@ -117,8 +135,8 @@ func (a *app) replay(r *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	if r.agents > 0 {
-		return a.replayAgents(r, log)
+	if r.agents > 0 || r.turns {
+		return a.replaySessions(r, log)
 	}
 	if err := r.check(a.json); err != nil {
 		return err
@@ -128,7 +146,11 @@ func (a *app) replay(r *replayFlags) error {
 	}
 	var labs []*replay.Lab
 	for _, path := range r.traces {
-		lab, err := r.lab(path, log)
+		t, err := r.trace(path, log)
+		if err != nil {
+			return err
+		}
+		lab, err := replay.New(r.fleet, t)
 		if err != nil {
 			return err
 		}
@@ -138,13 +160,11 @@ func (a *app) replay(r *replayFlags) error {
 	if err != nil {
 		return err
 	}
-	var page *os.File
-	if r.html != "" { // created before the runs, so that a wrong path costs none
-		if page, err = os.Create(r.html); err != nil {
-			return fmt.Errorf("--html: %w", err)
-		}
-		defer page.Close()
+	page, err := r.page()
+	if err != nil {
+		return err
 	}
+	defer page.Close()
 	results := make([][]*replay.Result, len(labs))
 	for _, name := range r.policies {
 		for i, lab := range labs {
@@ -164,7 +184,7 @@ func (a *app) replay(r *replayFlags) error {
 	for i, lab := range labs {
 		reports = append(reports, lab.Report(results[i]))
 	}
-	return exit.Failed(a.writeReports(reports, page))
+	return exit.Failed(writeReports(a, reports, page, replay.WriteHTML))
 }
 
 // check checks the flags for traces, and sets the default of --policy.
@@ -173,7 +193,9 @@ func (r *replayFlags) check(json bool) error {
 	case r.agents < 0:
 		return fmt.Errorf("--agents: must not be negative")
 	case len(r.retains) > 0:
-		return fmt.Errorf("--retain: needs --agents")
+		return fmt.Errorf("--retain: needs --turns or --agents")
+	case r.fleet.Volatile != 0:
+		return fmt.Errorf("--volatile: needs --turns or --agents")
 	case len(r.traces) == 0:
 		return fmt.Errorf("--trace or --agents is needed")
 	case len(r.traces) > 1 && json:
@@ -188,10 +210,26 @@ func (r *replayFlags) check(json bool) error {
 	return nil
 }
 
-// writeReports prints the reports. page is the file for the report with plots, nil for none.
-func (a *app) writeReports(reports []*replay.Report, page *os.File) error {
+// page creates the file of --html; nil: there is none. The command creates it before the runs, so that a wrong
+// path costs none.
+func (r *replayFlags) page() (*os.File, error) {
+	if r.html == "" {
+		return nil, nil
+	}
+	page, err := os.Create(r.html)
+	if err != nil {
+		return nil, fmt.Errorf("--html: %w", err)
+	}
+	return page, nil
+}
+
+// table is a report for readers.
+type table interface{ WriteTable(io.Writer) error }
+
+// writeReports prints the reports, and writes them to page with plots; nil: there is no page.
+func writeReports[R table](a *app, reports []R, page *os.File, write func(io.Writer, []R) error) error {
 	if page != nil {
-		if err := errors.Join(replay.WriteHTML(page, reports), page.Close()); err != nil {
+		if err := errors.Join(write(page, reports), page.Close()); err != nil {
 			return fmt.Errorf("--html: %w", err)
 		}
 	}
@@ -234,8 +272,8 @@ func (r *replayFlags) readModel() error {
 	return nil
 }
 
-// lab sets up the fleet for one trace.
-func (r *replayFlags) lab(path string, log *slog.Logger) (*replay.Lab, error) {
+// trace reads one trace.
+func (r *replayFlags) trace(path string, log *slog.Logger) (*replay.Trace, error) {
 	if r.fleet.BlockTokens < 1 {
 		return nil, fmt.Errorf("--block-tokens: %d is not above 0", r.fleet.BlockTokens)
 	}
@@ -256,7 +294,7 @@ func (r *replayFlags) lab(path string, log *slog.Logger) (*replay.Lab, error) {
 			return nil, fmt.Errorf("--variant: %w", err)
 		}
 	}
-	return replay.New(r.fleet, t)
+	return t, nil
 }
 
 // vary makes the variant of a trace that --variant names.
@@ -297,26 +335,19 @@ type placer struct{ set *plugins.Set }
 // that is late by chance would make two runs differ.
 const replayBudget = 10 * time.Second
 
-// newPlacer loads a built-in policy or a policy of a module.
+// newPlacer loads the policies that place and retain, each a built-in one or one of a module.
 func newPlacer(name, retain string, params policies.Params, native bool, log *slog.Logger) (*placer, error) {
 	built, err := policies.New(params)
 	if err != nil {
 		return nil, err
 	}
 	cfg := plugins.Config{
-		Natives: node.Natives(built), Params: params.Text(), Plan: []string{"auto"}, Place: name, Mint: "snowflake", Retain: retain,
+		Natives: node.Natives(built), Params: params.Text(), Plan: []string{"auto"}, Mint: "snowflake",
 		Native: native, Budget: replayBudget,
 	}
-	path, in, isFile := cutWasm(name)
-	if isFile {
-		plugin := strings.TrimSuffix(filepath.Base(path), wasmSuffix)
-		cfg.Plugins = []plugins.Spec{{
-			Name: plugin, Source: source.Source{Location: path},
-			HostFunctions: []string{"*"}, MemoryPages: 64 << 20 / host.PageSize,
-			CrashBudget: 20, CrashWindow: 10 * time.Second,
-		}}
-		cfg.Place, cfg.Native = plugin+in, true
-	}
+	cfg.Place = addPlugin(&cfg, name)
+	cfg.Native = native || len(cfg.Plugins) > 0 // a policy of a module needs no module of built-in ones
+	cfg.Retain = addPlugin(&cfg, retain)
 	set, err := plugins.New(plugins.Deps{
 		Builtin:       policies.Wasm,
 		Meter:         func(string, string) policy.Meter { return nopMeter{} },
@@ -333,6 +364,30 @@ func newPlacer(name, retain string, params policies.Params, native bool, log *sl
 		return nil, err
 	}
 	return &placer{set}, nil
+}
+
+// addPlugin adds the module of FILE.wasm or FILE.wasm/NAME to cfg and returns the name of its policy. Another name is
+// that of a built-in policy.
+func addPlugin(cfg *plugins.Config, name string) string {
+	path, in, isFile := cutWasm(name)
+	if !isFile {
+		return name
+	}
+	plugin := strings.TrimSuffix(filepath.Base(path), wasmSuffix)
+	for _, other := range cfg.Plugins {
+		switch {
+		case other.Source.Location == path:
+			return other.Name + in
+		case other.Name == plugin:
+			plugin += "-2"
+		}
+	}
+	cfg.Plugins = append(cfg.Plugins, plugins.Spec{
+		Name: plugin, Source: source.Source{Location: path},
+		HostFunctions: []string{"*"}, MemoryPages: 64 << 20 / host.PageSize,
+		CrashBudget: 20, CrashWindow: 10 * time.Second,
+	})
+	return plugin + in
 }
 
 const wasmSuffix = ".wasm"

@@ -190,13 +190,73 @@ func TestReplayAgents(t *testing.T) {
 		t.Errorf("exit %d: %s%s", code, out, errs)
 	}
 	for _, args := range [][]string{
-		{"--trace", replayTrace}, {"--variant", "shifted:1"}, {"--html", "x.html"}, {"--slo-ttft", "1s"}, {"--policy", "kv_aware", "--policy", "least_load"}, {"--retain", "forever"}, {"--agents", "-1"},
+		{"--trace", replayTrace}, {"--variant", "shifted:1"}, {"--html", "/nonexistent/r.html"}, {"--slo-ttft", "1s"}, {"--policy", "kv_aware", "--policy", "least_load"}, {"--retain", "forever"},
+		{"--retain", "/nonexistent.wasm"}, {"--volatile", "1.5"}, {"--agents", "-1"},
 	} {
 		if code, _, errs := run(append(fleet, args...)...); code != exit.Usage || !strings.Contains(errs, args[0]) {
 			t.Errorf("%v: exit %d, %s", args, code, errs)
 		}
 	}
-	if code, _, errs := run("replay", "--trace", replayTrace, "--retain", "likely"); code != exit.Usage || !strings.Contains(errs, "--agents") {
-		t.Errorf("--retain with a trace: exit %d, %s", code, errs)
+	for _, flag := range []string{"--retain=likely", "--volatile=0.5"} {
+		if code, _, errs := run("replay", "--trace", replayTrace, flag); code != exit.Usage || !strings.Contains(errs, "needs --turns or --agents") {
+			t.Errorf("%s with a trace: exit %d, %s", flag, code, errs)
+		}
+	}
+}
+
+// TestReplayTurns: the command plays the conversations of a trace, without and with the filter, with the policies of a
+// module as with built-in ones, and writes a page.
+func TestReplayTurns(t *testing.T) {
+	file, page := filepath.Join(t.TempDir(), "builtin.wasm"), filepath.Join(t.TempDir(), "report.html")
+	if err := os.WriteFile(file, policies.Wasm(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	type report struct {
+		Name  string
+		Later int `json:"later_turns"`
+		Rows  []map[string]any
+	}
+	play := func(args ...string) (r report) {
+		t.Helper()
+		code, out, errs := run(replayFleet(append(args, "--turns", "--load", "0.3", "--json")...)...)
+		if err := json.Unmarshal([]byte(out), &r); err != nil || code != exit.OK {
+			t.Fatalf("exit %d: %v, %s", code, err, errs)
+		}
+		return r
+	}
+	builtin := play("--volatile", "1", "--runtime", "native", "--retain", "lease", "--html", page)
+	if builtin.Name != "mooncake_300.jsonl" || builtin.Later == 0 || len(builtin.Rows) != 2 {
+		t.Fatalf("%+v", builtin)
+	}
+	if off, on := builtin.Rows[0], builtin.Rows[1]; off["stable_prefix"] != false || off["pulled_turns"] != 0.0 || on["stable_prefix"] != true || on["pulled_turns"] == 0.0 || on["bytes_to_prefill"].(float64) <= 0 {
+		t.Errorf("%+v", builtin.Rows)
+	}
+	if html, err := os.ReadFile(page); err != nil || !strings.Contains(string(html), "lease, stable_prefix") {
+		t.Errorf("the page: %v", err)
+	}
+	for _, place := range []string{"kv_aware", file + "/kv_aware"} {
+		files := play("--volatile", "1", "--retain", file+"/lease", "--policy", place)
+		for _, row := range files.Rows {
+			if row["retain"] != file+"/lease" {
+				t.Errorf("row of %v", row["retain"])
+			}
+			row["retain"] = "lease"
+		}
+		if !reflect.DeepEqual(files, builtin) {
+			t.Errorf("built in %v\nfrom a file, placed by %s %v", builtin, place, files)
+		}
+	}
+	if rows := play("--variant", "shifted:1", "--runtime", "native").Rows; len(rows) != len(policies.RetainNames()) {
+		t.Errorf("rows %v", rows)
+	}
+	for _, args := range [][]string{
+		{"--agents", "3"}, {"--trace", replayTrace, "--json"}, {"--slo-itl", "1s"}, {"--policy", "kv_aware", "--policy", "least_load"}, {"--variant", "mixed"}, {"--volatile", "-1"}, {"--block-tokens", "0"},
+	} {
+		if code, _, errs := run(replayFleet(append(args, "--turns")...)...); code != exit.Usage || !strings.Contains(errs, args[0]) {
+			t.Errorf("%v: exit %d, %s", args, code, errs)
+		}
+	}
+	if code, _, errs := run("replay", "--turns"); code != exit.Usage || !strings.Contains(errs, "--turns: needs --trace") {
+		t.Errorf("without a trace: exit %d, %s", code, errs)
 	}
 }

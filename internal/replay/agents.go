@@ -11,20 +11,22 @@ import (
 	"time"
 )
 
-// turn is one request of an agent and the pause after its answer.
+// turn is one request of a session and the pause after its answer.
 type turn struct {
 	Request
 	tool  string        // that the answer calls; "": the answer is for the user
-	gap   time.Duration // from the end of the answer, or of the sub-agent, to the next turn
+	gap   time.Duration // the least time from the end of the answer, or of the sub-agent, to the next turn
+	apart time.Duration // the least time from its arrival to that of the next turn
 	child *session      // sub-agent that begins at the end of the answer; nil: none
 }
 
-// session is the turns of one agent. Each prompt begins with the prompt and the answer of the turn
+// session is the turns of one agent or user. Each prompt begins with the prompt and the answer of the turn
 // before.
 type session struct {
-	number uint32        // from 1
-	begin  time.Duration // of a session that is no sub-agent
-	turns  []turn
+	number   uint32        // from 1
+	begin    time.Duration // of a session that is no sub-agent
+	volatile bool          // the client changes a text at the beginning of each prompt
+	turns    []turn
 }
 
 // tool is a tool of agents: the share of turns that call it, and the logarithmic normal distribution
@@ -62,6 +64,7 @@ const (
 // agents draws sessions.
 type agents struct {
 	random      *rand.Rand
+	volatile    volatile
 	blockTokens int
 	sessions    uint32
 }
@@ -70,6 +73,11 @@ type agents struct {
 func (a *agents) session(parent *session) *session {
 	a.sessions++
 	s := &session{number: a.sessions}
+	if parent != nil {
+		s.volatile = parent.volatile
+	} else {
+		s.volatile = a.volatile.draw(s.number)
+	}
 	id := uint64(s.number)
 	kind := 1 + uint64(a.random.IntN(agentKinds))
 	tokens := agentPrompt + a.about(meanQuestion)
@@ -123,24 +131,16 @@ func (a *agents) lognormal(median time.Duration, sigma float64) time.Duration {
 	return time.Duration(float64(median) * math.Exp(sigma*a.random.NormFloat64()))
 }
 
-// AgentLab plays the sessions of agents on one fleet, for one retain policy after another. The turns
-// of a session are a closed loop: the next turn comes after the end of the answer.
-type AgentLab struct {
-	lab      *Lab
-	sessions []*session // by begin
-	turns    int
-}
-
 // NewAgents draws that many sessions of agents with cfg.Seed and returns their lab. The sessions
 // begin at random times, so that their prefill work takes cfg.Load of the capacity of the fleet if each
 // turn computes only the tokens that are new in its session.
-func NewAgents(cfg Config, sessions int) (*AgentLab, error) {
+func NewAgents(cfg Config, sessions int) (*SessionLab, error) {
 	if sessions < 1 {
 		return nil, errors.New("set up agents: there is at least one session")
 	}
-	a := &agents{random: rand.New(rand.NewPCG(cfg.Seed, 285)), blockTokens: max(1, cfg.BlockTokens)}
-	l := &AgentLab{}
-	t := &Trace{Name: fmt.Sprintf("%d sessions of agents, seed %d", sessions, cfg.Seed)}
+	a := &agents{random: rand.New(rand.NewPCG(cfg.Seed, 285)), volatile: volatile{cfg.Volatile, cfg.Seed}, blockTokens: max(1, cfg.BlockTokens)}
+	l := &SessionLab{}
+	t := &Trace{Name: fmt.Sprintf("agents, seed %d", cfg.Seed)}
 	var work time.Duration
 	for range sessions {
 		s := a.session(nil)
@@ -151,7 +151,6 @@ func NewAgents(cfg Config, sessions int) (*AgentLab, error) {
 	if l.lab, err = New(cfg, t); err != nil {
 		return nil, err
 	}
-	l.turns = len(t.Requests)
 	span := float64(work) / float64(cfg.Prefill*cfg.Ranks) / cfg.Load
 	for _, s := range l.sessions {
 		s.begin = time.Duration(a.random.Float64() * span)

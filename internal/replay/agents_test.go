@@ -12,14 +12,14 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/turns"
 )
 
-// retains returns a built-in retain policy.
-func retains(t testing.TB, name string) turns.Decide {
+// setting returns a built-in retain policy without the filter.
+func setting(t testing.TB, name string) Setting {
 	t.Helper()
 	p, ok := policies.Retain(name)
 	if !ok {
 		t.Fatalf("no policy %q", name)
 	}
-	return func(f *abi.RetainFacts) (abi.RetainDecision, string, bool) { return p(f), name, true }
+	return Setting{Retain: name, Decide: func(f *abi.RetainFacts) (abi.RetainDecision, string, bool) { return p(f), name, true }}
 }
 
 // agentFleet is a fleet whose prefill caches hold 16 long prompts together, and whose decode memory
@@ -30,7 +30,7 @@ func agentFleet(t testing.TB, load float64, seed uint64) Config {
 	return cfg
 }
 
-func agentLab(t testing.TB, cfg Config, sessions int) *AgentLab {
+func agentLab(t testing.TB, cfg Config, sessions int) *SessionLab {
 	t.Helper()
 	l, err := NewAgents(cfg, sessions)
 	if err != nil {
@@ -59,7 +59,7 @@ func TestRetainPolicies(t *testing.T) {
 			cfg.Model.DecodeTokens = tt.tokens
 			lab := agentLab(t, cfg, 80)
 			for _, name := range policies.RetainNames() {
-				row := lab.Run(name, builtin(t, "kv_aware"), retains(t, name))
+				row := lab.Run(builtin(t, "kv_aware"), setting(t, name))
 				p95[name] += row.TTFTP95 / float64(seeds)
 				held[name] += row.HeldSeconds
 			}
@@ -119,23 +119,23 @@ func TestAgents(t *testing.T) {
 func TestAgentRun(t *testing.T) {
 	lab := agentLab(t, agentFleet(t, 0.3, 2), 20)
 	for _, name := range policies.RetainNames() {
-		row := lab.Run(name, builtin(t, "kv_aware"), retains(t, name))
-		if again := lab.Run(name, builtin(t, "kv_aware"), retains(t, name)); !reflect.DeepEqual(row, again) {
+		row := lab.Run(builtin(t, "kv_aware"), setting(t, name))
+		if again := lab.Run(builtin(t, "kv_aware"), setting(t, name)); !reflect.DeepEqual(row, again) {
 			t.Errorf("%s: %+v, then %+v", name, row, again)
 		}
 		sum := 0
 		for _, n := range row.Results {
 			sum += n
 		}
-		if sum != lab.turns || row.Pulled != row.Results[turns.Returned] || row.TTFTP95 <= 0 || row.HitRatio <= 0 || row.HitRatio >= 1 {
-			t.Errorf("%s: %d of %d turns, %+v", name, sum, lab.turns, row)
+		if sum != len(lab.lab.trace.Requests) || row.Pulled != row.Results[turns.Returned] || row.TTFTP95 <= 0 || row.HitRatio <= 0 || row.HitRatio >= 1 {
+			t.Errorf("%s: %d of %d turns, %+v", name, sum, len(lab.lab.trace.Requests), row)
 		}
 		if (name == "none") != (row.HeldSeconds == 0) {
 			t.Errorf("%s holds KV for %v block seconds", name, row.HeldSeconds)
 		}
 	}
 	var text bytes.Buffer
-	if err := lab.Report([]*AgentRow{lab.Run("none", builtin(t, "kv_aware"), retains(t, "none"))}).WriteTable(&text); err != nil || !strings.Contains(text.String(), "none") {
+	if err := lab.Report([]*SessionRow{lab.Run(builtin(t, "kv_aware"), setting(t, "none"))}).WriteTable(&text); err != nil || !strings.Contains(text.String(), "none") {
 		t.Errorf("table %q, %v", text.String(), err)
 	}
 }

@@ -14,6 +14,7 @@ type Config struct {
 	BlocksPerRank int     // KV blocks of each prefill rank
 	BlockTokens   int     // tokens of a block: those of the trace
 	Load          float64 // share of the prefill capacity that the trace uses at the ideal hit ratio
+	Volatile      float64 // share of sessions whose client changes a text at the beginning of each prompt; traces without sessions ignore it
 	Seed          uint64
 	Model         Model
 }
@@ -35,6 +36,8 @@ func New(cfg Config, t *Trace) (*Lab, error) {
 		return nil, errors.New("set up fleet: blocks and tokens of a block are above 0")
 	case !(cfg.Load > 0):
 		return nil, errors.New("set up fleet: the load is above 0")
+	case !(cfg.Volatile >= 0 && cfg.Volatile <= 1):
+		return nil, errors.New("set up fleet: the share of volatile sessions is between 0 and 1")
 	}
 	decode := cfg.Model.DecodeTokens / cfg.BlockTokens
 	for i := range t.Requests {
@@ -72,11 +75,11 @@ type job struct {
 	held     int // blocks found when prefill began
 	position int // tokens of the prompt that are computed or were found
 
-	// Of a request of an agent:
-	turn    *turn
-	session uint32
-	kept    *keptTurn // KV of the previous turn that prefill pulls; nil: none
-	after   func()    // is called at the end of the answer; nil: nothing
+	// Of a request of a session:
+	turn  *turn
+	text  uint32    // of the beginning of the prompt: equal in all turns of a session, unless it is volatile
+	kept  *keptTurn // KV of the previous turn that prefill pulls; nil: none
+	after func()    // is called at the end of the answer; nil: nothing
 
 	arrived, prefilled, first, ended time.Duration
 }

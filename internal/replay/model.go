@@ -30,10 +30,11 @@ type Model struct {
 	DecodeRequests      int     `toml:"decode_max_requests"` // the largest batch
 	DecodeTokens        int     `toml:"decode_kv_tokens"`    // KV memory of one decode instance
 
-	// A transfer takes TransferMicros, and TransferTokenMicros for each token that
-	// decode does not hold.
+	// A transfer takes TransferMicros, and TransferTokenMicros for each token that the
+	// receiver does not hold, which has KVBytes of KV.
 	TransferMicros      float64 `toml:"transfer_us_per_request"`
 	TransferTokenMicros float64 `toml:"transfer_us_per_token"`
+	KVBytes             float64 `toml:"kv_bytes_per_token"`
 
 	// The limits of a good request, in ms: the time to its first token, and the
 	// mean time between its tokens.
@@ -84,6 +85,7 @@ func ReadModel(r io.Reader) (*Model, error) {
 		{"decode_kv_tokens", float64(m.DecodeTokens), true},
 		{"transfer_us_per_request", m.TransferMicros, false},
 		{"transfer_us_per_token", m.TransferTokenMicros, false},
+		{"kv_bytes_per_token", m.KVBytes, true},
 		{"slo_ttft_ms", m.TTFTMillis, true},
 		{"slo_itl_ms", m.ITLMillis, true},
 	} {

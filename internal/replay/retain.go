@@ -79,24 +79,27 @@ func (k *retention) keep(b *batch, j *job) {
 	}, k.Now())
 }
 
-// ids returns the ids of the first whole blocks of a session, as tokens of the keeper.
+// ids returns an id for each of the first whole blocks of a prompt and its answer, as tokens of the keeper: at least
+// one, which no other session has.
 func (j *job) ids(blocks int) []uint32 {
-	ids := make([]uint32, blocks)
+	ids := make([]uint32, max(1, blocks))
 	for i := range ids {
 		ids[i] = uint32(i)
 	}
-	if blocks > 0 {
-		ids[0] = j.session
-	}
+	ids[0] = j.text
 	return ids
 }
 
-// take returns the KV of the previous turn; nil: none is retained.
+// take returns the KV of the previous turn; nil: none is retained. It finds the KV as the proxy does: by the
+// tokens, also if the client names no conversation.
 func (k *retention) take(j *job) *keptTurn {
-	if retained, _ := k.keeper.Named("m", j.Conversation, k.Now()); !retained {
-		return nil
+	name := j.Conversation
+	if name != "" {
+		if retained, _ := k.keeper.Named("m", name, k.Now()); !retained {
+			name = ""
+		}
 	}
-	t, _, taken, _ := k.keeper.Take("m", j.Conversation, j.ids(j.InputLength/k.run.cfg.BlockTokens), k.Now())
+	t, _, taken, _ := k.keeper.Take("m", name, j.ids(j.InputLength/k.run.cfg.BlockTokens), k.Now())
 	if !taken {
 		return nil
 	}

@@ -71,16 +71,8 @@ const maxTurns = 64
 // newSource finds the conversations of a trace: a request belongs to the
 // conversation whose blocks it continues furthest.
 func newSource(t *Trace, random *rand.Rand, blockTokens int) *source {
-	s := &source{random: random, blockTokens: blockTokens, shared: make(map[uint64]bool)}
+	s := &source{random: random, blockTokens: blockTokens, shared: sharedBlocks(t)}
 	s.span = t.Requests[len(t.Requests)-1].Arrival - t.Requests[0].Arrival
-	uses := make(map[uint64]int)
-	for i := range t.Requests {
-		for _, id := range t.Requests[i].HashIDs {
-			if uses[id]++; uses[id] > maxTurns {
-				s.shared[id] = true
-			}
-		}
-	}
 	of := make(map[uint64]int) // conversation of each block
 	for _, q := range t.Requests {
 		q.Arrival -= t.Requests[0].Arrival

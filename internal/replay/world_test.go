@@ -59,7 +59,7 @@ func simple() Model {
 	return Model{
 		Name: "simple", PrefillMicros: 100, ChunkTokens: 1000,
 		DecodeMicros: 10_000, DecodeRequests: 100, DecodeTokens: 1 << 20,
-		TransferMicros: 1000, TransferTokenMicros: 1,
+		TransferMicros: 1000, TransferTokenMicros: 1, KVBytes: 1000,
 		TTFTMillis: 1000, ITLMillis: 100,
 	}
 }
