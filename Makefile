@@ -273,6 +273,10 @@ routing: ## hits and evenness of kv_aware and pair_aware on variants of a real t
 routing-tables: ## the tables of docs/concepts/routing.md: place policies on four public traces
 	$(GO) test -run '^$$' -bench '^BenchmarkTables$$' -benchtime 1x -timeout 2h ./internal/replay
 
+.PHONY: turn-tables
+turn-tables: ## the tables of docs/concepts/routing.md: turns of two public traces
+	$(GO) test -run '^$$' -bench '^BenchmarkTurnTables$$' -benchtime 1x -timeout 1h ./internal/replay
+
 .PHONY: reference
 reference: ## the generated pages of docs/reference
 	$(GO) test -count=1 ./conformance/docs -update

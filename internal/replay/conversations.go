@@ -4,12 +4,14 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 )
 
 // NewConversations finds the sessions of a trace and returns their lab. A session begins at its time in the
 // trace, in the scale of the load. Its other turns keep the recorded time since the turn before, because users and
-// tools are not faster in a busier fleet; a turn never comes before the end of the answer before it.
+// tools are not faster in a busier fleet; a turn never comes before the end of the answer before it. A conversation
+// without a name gets one: the proxy proves the tokens of a chat only for clients that name the conversation.
 func NewConversations(cfg Config, t *Trace) (*SessionLab, error) {
 	lab, err := New(cfg, t)
 	if err != nil {
@@ -22,6 +24,11 @@ func NewConversations(cfg Config, t *Trace) (*SessionLab, error) {
 		s.volatile = v.draw(s.number)
 		s.begin = time.Duration(float64(s.turns[0].Arrival-t.Requests[0].Arrival) * lab.scale)
 		turns += len(s.turns) - 1
+		for i := range s.turns {
+			if q := &s.turns[i]; q.Conversation == "" {
+				q.Conversation = strconv.Itoa(int(s.number))
+			}
+		}
 	}
 	if turns == 0 {
 		return nil, errors.New("find conversations: no request of the trace continues another one")
@@ -30,8 +37,8 @@ func NewConversations(cfg Config, t *Trace) (*SessionLab, error) {
 }
 
 // conversationsOf returns the sessions of a trace, in the order in which they begin. A request is the next turn of
-// an earlier one if it begins with all whole blocks of that prompt, is long enough to contain its answer too, and no
-// other request is the next turn. Of several such requests the one with the longest prompt counts, and then the latest.
+// an earlier one if it begins with all whole blocks of that prompt, is long enough to contain its answer too, has the same
+// conversation if the client named it, and no other request is the next turn. Of several such requests the one with the longest prompt counts, and then the latest.
 // A prompt whose last whole block is in more than maxTurns requests is the beginning of many sessions, and has no next turn.
 func conversationsOf(t *Trace, blockTokens int) (sessions []*session) {
 	shared, open := sharedBlocks(t), make(openTurns)
@@ -60,7 +67,7 @@ func (o openTurns) take(q *Request) (s *session, found bool) {
 	for _, id := range slices.Backward(q.HashIDs) {
 		list := o[id]
 		for i, s := range slices.Backward(list) {
-			if last := &s.turns[len(s.turns)-1]; q.InputLength >= last.InputLength+last.OutputLength {
+			if last := &s.turns[len(s.turns)-1]; q.Conversation == last.Conversation && q.InputLength >= last.InputLength+last.OutputLength {
 				o[id] = slices.Delete(list, i, i+1)
 				return s, true
 			}

@@ -27,24 +27,26 @@ func TestConversations(t *testing.T) {
 	type request struct {
 		input, output int
 		ids           []uint64
+		name          string // of the conversation
 	}
 	for name, tt := range map[string]struct {
 		requests []request
 		want     [][]int // indices of the requests of each session
 	}{
-		"the next turn":                 {[]request{{1500, 100, []uint64{1, 2, 3}}, {2100, 1, []uint64{1, 2, 4, 5, 6}}}, [][]int{{0, 1}}},
-		"exactly prompt and answer":     {[]request{{1500, 100, []uint64{1, 2, 3}}, {1600, 1, []uint64{1, 2, 3, 4}}}, [][]int{{0, 1}}},
-		"no room for the answer":        {[]request{{1500, 100, []uint64{1, 2, 3}}, {1599, 1, []uint64{1, 2, 3, 4}}}, [][]int{{0}, {1}}},
-		"another text in a whole block": {[]request{{1500, 100, []uint64{1, 2, 3}}, {2100, 1, []uint64{1, 9, 4, 5, 6}}}, [][]int{{0}, {1}}},
-		"less than one block":           {[]request{{500, 1, []uint64{1}}, {2100, 1, []uint64{1, 2, 3, 4, 5}}}, [][]int{{0}, {1}}},
-		"no ids":                        {[]request{{1500, 1, nil}, {2100, 1, nil}}, [][]int{{0}, {1}}},
+		"the next turn":                 {[]request{{1500, 100, []uint64{1, 2, 3}, ""}, {2100, 1, []uint64{1, 2, 4, 5, 6}, ""}}, [][]int{{0, 1}}},
+		"exactly prompt and answer":     {[]request{{1500, 100, []uint64{1, 2, 3}, ""}, {1600, 1, []uint64{1, 2, 3, 4}, ""}}, [][]int{{0, 1}}},
+		"no room for the answer":        {[]request{{1500, 100, []uint64{1, 2, 3}, ""}, {1599, 1, []uint64{1, 2, 3, 4}, ""}}, [][]int{{0}, {1}}},
+		"another text in a whole block": {[]request{{1500, 100, []uint64{1, 2, 3}, ""}, {2100, 1, []uint64{1, 9, 4, 5, 6}, ""}}, [][]int{{0}, {1}}},
+		"less than one block":           {[]request{{500, 1, []uint64{1}, ""}, {2100, 1, []uint64{1, 2, 3, 4, 5}, ""}}, [][]int{{0}, {1}}},
+		"another conversation":          {[]request{{1500, 100, []uint64{1, 2, 3}, "a"}, {2100, 1, []uint64{1, 2, 4, 5, 6}, "b"}}, [][]int{{0}, {1}}},
+		"no ids":                        {[]request{{1500, 1, nil, ""}, {2100, 1, nil, ""}}, [][]int{{0}, {1}}},
 		"a second next turn begins another session": {
-			[]request{{1024, 1, []uint64{1, 2}}, {1536, 1, []uint64{1, 2, 3}}, {1536, 1, []uint64{1, 2, 4}}, {2048, 1, []uint64{1, 2, 4, 5}}},
+			[]request{{1024, 1, []uint64{1, 2}, ""}, {1536, 1, []uint64{1, 2, 3}, ""}, {1536, 1, []uint64{1, 2, 4}, ""}, {2048, 1, []uint64{1, 2, 4, 5}, ""}},
 			[][]int{{0, 1}, {2, 3}},
 		},
-		"the longest prompt": {[]request{{1024, 1, []uint64{1, 2}}, {512, 1, []uint64{1}}, {2048, 1, []uint64{1, 2, 3, 4}}, {1536, 1, []uint64{1, 5, 6}}}, [][]int{{0, 2}, {1, 3}}},
+		"the longest prompt": {[]request{{1024, 1, []uint64{1, 2}, ""}, {512, 1, []uint64{1}, ""}, {2048, 1, []uint64{1, 2, 3, 4}, ""}, {1536, 1, []uint64{1, 5, 6}, ""}}, [][]int{{0, 2}, {1, 3}}},
 		"the latest of equal prompts": {
-			[]request{{1024, 1, []uint64{1, 2}}, {1024, 1, []uint64{1, 2}}, {1536, 1, []uint64{1, 2, 3}}, {1600, 1, []uint64{1, 2, 4, 5}}},
+			[]request{{1024, 1, []uint64{1, 2}, ""}, {1024, 1, []uint64{1, 2}, ""}, {1536, 1, []uint64{1, 2, 3}, ""}, {1600, 1, []uint64{1, 2, 4, 5}, ""}},
 			[][]int{{0, 3}, {1, 2}},
 		},
 	} {
@@ -54,6 +56,9 @@ func TestConversations(t *testing.T) {
 				w.add(time.Duration(i)*time.Minute, q.input, q.output, q.ids)
 			}
 			tr := w.trace("t", 512)
+			for i := range tr.Requests {
+				tr.Requests[i].Conversation = tt.requests[i].name
+			}
 			var got [][]int
 			for _, s := range conversationsOf(tr, 512) {
 				var turns []int

@@ -90,16 +90,12 @@ func (j *job) ids(blocks int) []uint32 {
 	return ids
 }
 
-// take returns the KV of the previous turn; nil: none is retained. It finds the KV as the proxy does: by the
-// tokens, also if the client names no conversation.
+// take returns the KV of the previous turn; nil: none is retained.
 func (k *retention) take(j *job) *keptTurn {
-	name := j.Conversation
-	if name != "" {
-		if retained, _ := k.keeper.Named("m", name, k.Now()); !retained {
-			name = ""
-		}
+	if retained, _ := k.keeper.Named("m", j.Conversation, k.Now()); !retained {
+		return nil
 	}
-	t, _, taken, _ := k.keeper.Take("m", name, j.ids(j.InputLength/k.run.cfg.BlockTokens), k.Now())
+	t, _, taken, _ := k.keeper.Take("m", j.Conversation, j.ids(j.InputLength/k.run.cfg.BlockTokens), k.Now())
 	if !taken {
 		return nil
 	}
