@@ -9,9 +9,10 @@ import (
 )
 
 // NewConversations finds the sessions of a trace and returns their lab. A session begins at its time in the
-// trace, in the scale of the load. Its other turns keep the recorded time since the turn before, because users and
-// tools are not faster in a busier fleet; a turn never comes before the end of the answer before it. A conversation
-// without a name gets one: the proxy proves the tokens of a chat only for clients that name the conversation.
+// trace, in the scale of the load. Its other turns keep the recorded time since the turn before, because users
+// and tools are not faster in a busier fleet; a turn never comes before the end of the answer before it. A
+// conversation without a name gets one: the proxy proves the tokens of a chat only for clients that name the
+// conversation.
 func NewConversations(cfg Config, t *Trace) (*SessionLab, error) {
 	lab, err := New(cfg, t)
 	if err != nil {
@@ -36,10 +37,11 @@ func NewConversations(cfg Config, t *Trace) (*SessionLab, error) {
 	return l, nil
 }
 
-// conversationsOf returns the sessions of a trace, in the order in which they begin. A request is the next turn of
-// an earlier one if it begins with all whole blocks of that prompt, is long enough to contain its answer too, has the same
-// conversation if the client named it, and no other request is the next turn. Of several such requests the one with the longest prompt counts, and then the latest.
-// A prompt whose last whole block is in more than maxTurns requests is the beginning of many sessions, and has no next turn.
+// conversationsOf returns the sessions of a trace, in the order in which they begin. A request is the next turn
+// of an earlier one if it begins with all whole blocks of that prompt, is long enough to contain its answer too,
+// has the same conversation if the client named it, and no other request is the next turn. Of several earlier
+// requests the one with the longest prompt counts, and then the latest. A prompt whose last whole block is in
+// more than maxTurns requests is the beginning of many sessions, and has no next turn.
 func conversationsOf(t *Trace, blockTokens int) (sessions []*session) {
 	shared, open := sharedBlocks(t), make(openTurns)
 	for i := range t.Requests {

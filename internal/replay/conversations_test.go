@@ -2,6 +2,7 @@ package replay
 
 import (
 	"bytes"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -21,8 +22,8 @@ func conversationLab(t testing.TB, cfg Config, tr *Trace) *SessionLab {
 	return l
 }
 
-// TestConversations: a request continues the longest and latest prompt whose whole blocks and answer fit into it, and
-// each prompt has one next turn.
+// TestConversations: a request continues the longest and latest prompt whose whole blocks and answer fit into it,
+// and each prompt has one next turn.
 func TestConversations(t *testing.T) {
 	type request struct {
 		input, output int
@@ -93,8 +94,8 @@ func TestSharedBeginning(t *testing.T) {
 	}
 }
 
-// TestTurnTimes: a turn comes at the recorded time after the turn before it, or at the end of that answer if it is later. Prefill
-// pulls the KV that the policy retains, and not that of a volatile prompt.
+// TestTurnTimes: a turn comes at the recorded time after the turn before it, or at the end of that answer if it is
+// later. Prefill pulls the KV that the policy retains, and not that of a volatile prompt.
 func TestTurnTimes(t *testing.T) {
 	w := new(traceWriter)
 	w.add(0, 1024, 100, []uint64{1, 2})                              // its answer takes 1 s
@@ -128,8 +129,8 @@ func TestTurnTimes(t *testing.T) {
 	}
 }
 
-// TestVolatile: the share draws sessions, a larger share contains those of a smaller one, a sub-agent is like its agent, and the
-// filter gives the figures of a trace without volatile sessions.
+// TestVolatile: the share draws sessions, a larger share contains those of a smaller one, a sub-agent is like its
+// agent, and the filter gives the figures of sessions that are not volatile.
 func TestVolatile(t *testing.T) {
 	count := func(share float64) (n int, drawn []bool) {
 		cfg := agentFleet(t, 0.4, 1)
@@ -178,40 +179,46 @@ func TestVolatile(t *testing.T) {
 	}
 }
 
-// TestNeverWorse: on conversations of Mooncake's trace, turn reuse with `likely`, the filter, and both are not worse than
-// without them at any load: neither with the memory of the GPUs alone nor with host memory. The figures are the
-// sums of the p95 over seeds with which no parameter was tuned. The tolerance of 3 % is for noise.
+// TestNeverWorse: on conversations of Mooncake's trace, turn reuse with `likely`, the filter, and both are not
+// worse than without them at any load: neither with the memory of the GPUs alone nor with host memory. The
+// figures are the sums of the p95 over seeds with which no parameter was tuned. The tolerance of 10 % is for
+// noise, because a pull changes all later placements. The mean of all loads is better with each.
 func TestNeverWorse(t *testing.T) {
-	loads, seeds := []float64{0.1, 0.3, 0.5, 0.7, 0.9}, uint64(3)
+	loads, memory, requests := []float64{0.1, 0.3, 0.5, 0.7, 0.9}, []int{900, 4000}, 1000
 	if raceEnabled {
-		loads, seeds = loads[2:3], 1 // a run takes ten times as long there
+		loads, memory, requests = loads[3:4], memory[:1], 600 // a run takes ten times as long there
 	}
-	base := wholeTrace(t)
-	base.Requests = base.Requests[:2000]
-	for _, blocks := range []int{900, 4000} {
+	base, ratios := wholeTrace(t), map[[2]string]float64{} // sums of logarithms
+	base.Requests = base.Requests[:requests]
+	for _, blocks := range memory {
 		for _, load := range loads {
 			p95, hits := map[string]float64{}, map[string]float64{}
-			for seed := range seeds {
-				cfg := Config{Prefill: 4, Ranks: 1, Decode: 4, BlocksPerRank: blocks, BlockTokens: 512, Load: load, Volatile: 0.5, Seed: seed + 41, Model: preset(t, "llama70b-h100")}
-				lab := conversationLab(t, cfg, vary(t, base, "shifted", seed+41))
-				for _, name := range []string{"none", "likely"} {
-					for _, stable := range []bool{false, true} {
-						s := setting(t, name)
-						s.Stable = stable
-						row := lab.Run(builtin(t, "kv_aware"), s)
-						p95[row.Name()] += row.TTFTP95
-						hits[row.Name()] += row.HitRatio
-					}
+			for seed := range uint64(3) {
+				lab := conversationLab(t, chatFleet(t, blocks, load, 0.5), vary(t, base, "shifted", seed+41))
+				for _, s := range turnSettings(t, "none", "likely") {
+					row := lab.Run(builtin(t, "kv_aware"), s)
+					p95[row.Name()] += row.TTFTP95
+					hits[row.Name()] += row.HitRatio
 				}
 			}
-			t.Logf("%d blocks, load %.1f: p95 %v, hits %v", blocks, load, p95, hits)
 			for _, step := range [][2]string{
-				{"none", "likely"}, {"none", "none, stable_prefix"}, {"none, stable_prefix", "likely, stable_prefix"}, {"likely", "likely, stable_prefix"},
+				{"none", "likely"}, {"none", "none, stable_prefix"}, {"likely", "likely, stable_prefix"}, {"none, stable_prefix", "likely, stable_prefix"},
 			} {
-				if from, to := step[0], step[1]; p95[to] > 1.03*p95[from] || hits[to] < hits[from] {
+				from, to := step[0], step[1]
+				ratios[step] += math.Log(p95[to] / p95[from])
+				if p95[to] > 1.1*p95[from] || hits[to] < hits[from] {
 					t.Errorf("%d blocks, load %.1f: p95 and hits of %s are %.0f ms and %.4f, of %s %.0f ms and %.4f", blocks, load, to, p95[to], hits[to], from, p95[from], hits[from])
 				}
 			}
+			t.Logf("%d blocks, load %.1f: p95 %v, hits %v", blocks, load, p95, hits)
+		}
+	}
+	if raceEnabled {
+		return // one load has no mean
+	}
+	for step, sum := range ratios {
+		if mean := math.Exp(sum / float64(len(loads)*len(memory))); mean > 1 {
+			t.Errorf("the p95 of %s is %.3f times that of %s", step[1], mean, step[0])
 		}
 	}
 }

@@ -79,8 +79,8 @@ func (k *retention) keep(b *batch, j *job) {
 	}, k.Now())
 }
 
-// ids returns an id for each of the first whole blocks of a prompt and its answer, as tokens of the keeper: at least
-// one, which no other session has.
+// ids returns an id for each of the first whole blocks of a prompt and its answer, as tokens of the keeper: at
+// least one, which no other session has.
 func (j *job) ids(blocks int) []uint32 {
 	ids := make([]uint32, max(1, blocks))
 	for i := range ids {

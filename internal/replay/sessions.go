@@ -9,7 +9,7 @@ import (
 )
 
 // SessionLab plays sessions on one fleet, for one retain policy after another. The turns of a session are a
-// closed loop: the next turn comes after the end of the answer.
+// closed loop: a turn comes after the end of the answer before it.
 type SessionLab struct {
 	lab      *Lab
 	sessions []*session // by begin
@@ -70,8 +70,8 @@ func (r *sessionRun) begin(s *session, i int, ended func()) {
 	r.ranks[j.lease.prefill].add(j)
 }
 
-// change gives a prompt a first block that no other prompt has. As a block stands for all blocks before it too, all
-// its blocks are its own.
+// change gives a prompt a first block that no other prompt has. As the id of a block stands for all blocks
+// before it too, all ids are those of this prompt alone.
 func (r *sessionRun) change(j *job) {
 	number := uint64(len(r.played))
 	j.text = 1<<31 | uint32(number)

@@ -7,15 +7,15 @@ import (
 	"github.com/pdproxy/pdproxy/internal/plot"
 )
 
-// chatFleet is the fleet of the tables of turns: at load 0.9 it is 1.6 times as fast as Mooncake's conversations were recorded.
+// chatFleet is the fleet of the tables of turns.
 func chatFleet(t testing.TB, blocks int, load, volatile float64) Config {
 	return Config{Prefill: 4, Ranks: 1, Decode: 4, BlocksPerRank: blocks, BlockTokens: 512, Load: load, Volatile: volatile, Seed: 1, Model: preset(t, "llama70b-h100")}
 }
 
-// turnSettings are the settings of the tables of turns.
-func turnSettings(t testing.TB) (list []Setting) {
+// turnSettings are the built-in retain policies of these names, without and with the filter.
+func turnSettings(t testing.TB, names ...string) (list []Setting) {
 	for _, stable := range []bool{false, true} {
-		for _, name := range []string{"none", "lease", "likely"} {
+		for _, name := range names {
 			s := setting(t, name)
 			s.Stable = stable
 			list = append(list, s)
@@ -43,7 +43,7 @@ func writeTurnTable(b *testing.B, trace *Trace, blocks int) {
 	fmt.Printf("\n%s, %d blocks, half of the sessions change the beginning of their prompts:\n\n", trace.Name, blocks)
 	fmt.Println("| `retain` | `stable_prefix` | 0.1 | 0.3 | 0.5 | 0.7 | 0.9 | hits | to decode | to prefill | KV held |")
 	fmt.Println("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-	for _, s := range turnSettings(b) {
+	for _, s := range turnSettings(b, "none", "lease", "likely") {
 		fmt.Printf("| `%s` | %s |", s.Retain, onOff(s.Stable))
 		var middle *SessionRow
 		for _, load := range loads {
@@ -57,8 +57,8 @@ func writeTurnTable(b *testing.B, trace *Trace, blocks int) {
 	}
 }
 
-// writeShares writes the p95 of `likely` without the filter, by the share of sessions that change the beginning of their prompts. With the filter
-// all shares have the figures of no such session.
+// writeShares writes the p95 of `likely` without the filter, by the share of sessions that change the beginning
+// of their prompts. With the filter all shares have the figures of no such session.
 func writeShares(b *testing.B, trace *Trace) {
 	fmt.Printf("\n%s, 4000 blocks, likely, without the filter:\n\n", trace.Name)
 	fmt.Println("| sessions | p95 at 0.3 | 0.5 | 0.7 | hits at 0.5 |")
