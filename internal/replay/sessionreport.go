@@ -147,7 +147,7 @@ func (r *SessionReport) bars(label, xLabel string, tick func(float64) string, of
 		names, most = append(names, row.Name()), max(most, v)
 	}
 	p := plot.NewRows(label, names)
-	p.X.To = max(1.3*most, 0.01) // room for the text of the longest bar
+	p.X.To = max(1.03*most, 0.01)
 	p.Axes(xLabel, "", tick, nil)
 	for i, row := range r.Rows {
 		v, text := of(row)
