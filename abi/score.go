@@ -175,7 +175,7 @@ func (w *writer) word(v uint64) {
 // rows[i*n : (i+1)*n]. spare is as in DecodePlace.
 func DecodeScore(b []byte, f *ScoreFacts, spare *[]Candidate) (scorers []AskedScorer, rows []RowScore, ok bool) {
 	facts, ok := factsOf(b, HookScore, scoreSize)
-	if !ok || len(facts) < scoreSize || !decodePlace(b, facts, f.PlaceFacts, scoreTraits, spare) {
+	if !ok || get16(b, offVersion) == 1 || !decodePlace(b, facts, f.PlaceFacts, scoreTraits, spare) {
 		return nil, nil, false
 	}
 	f.Phases, f.Prefill = Role(get32(facts, scorePhases)), int32(get32(facts, scorePrefill))
