@@ -44,7 +44,7 @@ var constants = []struct {
 	{"set_field", uint64(EditSetField)}, {"remove_field", uint64(EditRemoveField)}, {"max_edits", MaxEdits},
 	{"out_scored", OutScored}, {"out_low_wins", uint64(LowWins)}, {"out_high_wins", uint64(HighWins)}, {"out_seconds", uint64(UnitSeconds)},
 	{"out_tokens", uint64(UnitTokens)}, {"out_requests", uint64(UnitRequests)}, {"out_blocks", uint64(UnitBlocks)}, {"out_share", uint64(UnitShare)},
-	{"score_done", 1},
+	{"score_done", ScoreDone},
 }
 
 // constantTypes are the types of constants that are not u64, by the first word.

@@ -1,6 +1,9 @@
 package abi
 
-import "unsafe"
+import (
+	"slices"
+	"unsafe"
+)
 
 // ScoreFacts are the facts of the score hook: those of place, and one leg of the request.
 type ScoreFacts struct {
@@ -35,6 +38,9 @@ type AskedScorer struct {
 	Unit  Scale  // out: as Scores.Unit
 }
 
+// ScoreDone is the answer of a guest that has written all scores.
+const ScoreDone = 1
+
 // MaxScorers bounds the scorers in one score frame.
 const MaxScorers = 64
 
@@ -57,6 +63,22 @@ type NamedScorer struct {
 
 // Closed is the score of a candidate that a scorer did not have to consider. Only LegScores has it.
 const Closed = -2
+
+// AddScores appends the scores of a leg to f.Scores, with room for those of each scorer. It reuses the
+// memory of earlier decisions.
+func (f *PlaceFacts) AddScores(phases Role, set string, scorers []NamedScorer) *LegScores {
+	if len(f.Scores) < cap(f.Scores) {
+		f.Scores = f.Scores[:len(f.Scores)+1]
+	} else {
+		f.Scores = append(f.Scores, LegScores{})
+	}
+	l := &f.Scores[len(f.Scores)-1]
+	l.Phases, l.Set, l.Scorers = phases, set, scorers
+	l.Units = slices.Grow(l.Units[:0], len(scorers))[:len(scorers)]
+	n := len(scorers) * len(f.Candidates)
+	l.Rows = slices.Grow(l.Rows[:0], n)[:n]
+	return l
+}
 
 // Of returns the scores of the i-th scorer.
 func (l *LegScores) Of(i int) []RowScore {

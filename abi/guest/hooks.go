@@ -111,7 +111,7 @@ func onScore(frame []byte) uint64 {
 		asked[i].Unit = scoreOut.Unit
 		abi.CloseRemoved(scoreFacts.Open, scoreOut.Rows)
 	}
-	return 1
+	return abi.ScoreDone
 }
 
 // nameHeaders gives the headers of the frame the names that the module declared.
