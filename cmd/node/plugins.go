@@ -83,6 +83,7 @@ func Natives(built *policies.Set) plugins.Natives {
 			f, ok := built.Retain(name)
 			return f, ok
 		},
+		Score: nativeScorer,
 		Needs: built.Needs,
 	}
 }
@@ -141,6 +142,9 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 	}
 	if problems := filterProblems(cfg); len(problems) > 0 {
 		return c, problems
+	}
+	if err := AddScores(&c, cfg); err != nil {
+		return c, err
 	}
 	for _, p := range cfg.Plugins {
 		c.Plugins = append(c.Plugins, pluginSpec(&p))
