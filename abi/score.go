@@ -19,12 +19,26 @@ type ScoreFacts struct {
 type Scores struct {
 	Unit Scale      // unit of RowScore.Value, for explain
 	Rows []RowScore // one for each candidate, zero before the call
+
+	removed bool
+}
+
+// Remove removes the i-th candidate.
+func (s *Scores) Remove(i int) { s.Rows[i].Score, s.removed = Removed, true }
+
+// Close closes the candidates that the scorer has removed, and then expects the scores of the next
+// scorer, which are rows. Only package guest and hosts of compiled-in scorers call it.
+func (s *Scores) Close(open []bool, rows []RowScore) {
+	if s.removed {
+		CloseRemoved(open, s.Rows)
+	}
+	s.Unit, s.Rows, s.removed = 0, rows, false
 }
 
 // RowScore is the score of one candidate. Its layout in memory is that of a row of the table of
 // scores.
 type RowScore struct {
-	Score float32 // 0 to 1, where 1 is best; negative: the scorer removes the candidate
+	Score float32 // 0 to 1, where 1 is best; negative: the scorer removes the candidate, see Scores.Remove
 	Value float32 // the fact that the score was computed from, in the unit of the scorer, for explain
 }
 
@@ -87,8 +101,7 @@ func (l *LegScores) Of(i int) []RowScore {
 }
 
 // CloseRemoved closes the candidates that a scorer has removed. A scorer that removes all open
-// candidates removes none, because a request needs a target; then kept is true. Guests call it
-// after each scorer, so that the next one does not consider the removed candidates.
+// candidates removes none, because a request needs a target; then kept is true.
 func CloseRemoved(open []bool, rows []RowScore) (kept bool) {
 	left, removed := 0, 0
 	for i := range open {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -193,16 +194,21 @@ func (s *Set) askNative(part []asker) func(*abi.ScoreFacts, []abi.RowScore, []ab
 	return func(f *abi.ScoreFacts, rows []abi.RowScore, units []abi.Scale) string {
 		began, n := time.Now(), len(f.Candidates)
 		clear(rows)
+		out := outs.Get().(*abi.Scores)
+		*out = abi.Scores{}
 		for i := range part {
-			out := abi.Scores{Rows: rows[i*n : (i+1)*n]}
-			part[i].native(f, &out)
+			out.Close(f.Open, rows[i*n:(i+1)*n])
+			part[i].native(f, out)
 			units[i] = out.Unit
-			abi.CloseRemoved(f.Open, out.Rows)
 		}
+		outs.Put(out)
 		c.observe(began)
 		return ""
 	}
 }
+
+// outs is memory for the calls of compiled-in scorers.
+var outs = sync.Pool{New: func() any { return new(abi.Scores) }}
 
 // NativeScorer is a scorer that is compiled in.
 type NativeScorer struct {

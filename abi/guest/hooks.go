@@ -101,16 +101,17 @@ func onScore(frame []byte) uint64 {
 	}
 	nameHeaders(&placeFacts.Request)
 	n := len(placeFacts.Candidates)
+	scoreOut = abi.Scores{}
 	for i := range asked {
 		if int(asked[i].Index) >= len(scorers.funcs) {
 			refuse(abi.HookScore)
 			return 0
 		}
-		scoreOut.Unit, scoreOut.Rows = 0, rows[i*n:(i+1)*n]
+		scoreOut.Close(scoreFacts.Open, rows[i*n:(i+1)*n])
 		scorers.funcs[asked[i].Index](&scoreFacts, &scoreOut)
 		asked[i].Unit = scoreOut.Unit
-		abi.CloseRemoved(scoreFacts.Open, scoreOut.Rows)
 	}
+	scoreOut.Close(scoreFacts.Open, nil)
 	return abi.ScoreDone
 }
 

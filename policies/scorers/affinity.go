@@ -27,38 +27,44 @@ func (s *prefix) table() param.Table {
 }
 
 func (s *prefix) score(f *abi.ScoreFacts, to *abi.Scores) {
-	to.Unit = abi.UnitTokens
-	weight := float32(s.lengthWeight)
-	for i, open := range f.Open {
-		if !open {
+	open, candidates, rows, prompt := f.Open, f.Candidates, to.Rows, float32(max(f.Request.PromptTokens, 1))
+	weight, scale := float32(s.lengthWeight), float32(s.scale)
+	for i := range open {
+		if !open[i] {
 			continue
 		}
-		c := &f.Candidates[i]
-		tokens := float32(c.Matched())
-		length := min(tokens/float32(s.scale), 1)
-		to.Rows[i] = abi.RowScore{Score: weight*length*length + (1-weight)*share(f, c), Value: tokens}
+		tokens := float32(candidates[i].Matched())
+		length, share := tokens/scale, tokens/prompt
+		if length > 1 {
+			length = 1
+		}
+		if share > 1 {
+			share = 1
+		}
+		rows[i].Score, rows[i].Value = weight*length*length+(1-weight)*share, tokens
 	}
+	to.Unit = abi.UnitTokens
 }
 
 // session scores the target of the conversation's last turn.
 type session struct{ none }
 
 func (*session) score(f *abi.ScoreFacts, to *abi.Scores) {
-	for i, open := range f.Open {
-		if open && atHome(f, i) {
-			to.Rows[i] = abi.RowScore{Score: 1, Value: 1}
+	open, candidates, rows, phases := f.Open, f.Candidates, to.Rows, homePhases(f)
+	for i := range open {
+		if open[i] && candidates[i].Home&phases != 0 {
+			rows[i].Score, rows[i].Value = 1, 1
 		}
 	}
 }
 
-// atHome reports whether the same leg of the conversation's last turn ran at a row. An aggregated leg
-// continues a decode leg, whose target has the KV of the prompt and of the answer.
-func atHome(f *abi.ScoreFacts, i int) bool {
-	phases := f.Phases
-	if phases == abi.RoleBoth {
-		phases = abi.RoleDecode
+// homePhases returns the phases whose last target is the home for the leg. An aggregated leg continues
+// a decode leg, whose target has the KV of the prompt and of the answer.
+func homePhases(f *abi.ScoreFacts) abi.Role {
+	if f.Phases == abi.RoleBoth {
+		return abi.RoleDecode
 	}
-	return f.Candidates[i].Home&phases != 0
+	return f.Phases
 }
 
 // sessionFilter keeps the target of the conversation's last turn, if it is a candidate.
@@ -66,8 +72,8 @@ type sessionFilter struct{ none }
 
 func (*sessionFilter) score(f *abi.ScoreFacts, to *abi.Scores) {
 	for i, open := range f.Open {
-		if open && !atHome(f, i) {
-			to.Rows[i].Score = abi.Removed
+		if open && f.Candidates[i].Home&homePhases(f) == 0 {
+			to.Remove(i)
 		}
 	}
 }
@@ -76,6 +82,9 @@ func (*sessionFilter) score(f *abi.ScoreFacts, to *abi.Scores) {
 type lora struct{ none }
 
 func (*lora) score(f *abi.ScoreFacts, to *abi.Scores) {
+	if !f.Adapters {
+		return
+	}
 	for i, open := range f.Open {
 		if !open {
 			continue
@@ -141,7 +150,7 @@ func (*contextLengthFilter) score(f *abi.ScoreFacts, to *abi.Scores) {
 	n := float32(f.Request.PromptTokens)
 	for i, open := range f.Open {
 		if least, most, ok := contextOf(f, i); open && ok && (n < least || n > most) {
-			to.Rows[i].Score = abi.Removed
+			to.Remove(i)
 		}
 	}
 }
@@ -201,7 +210,7 @@ type labelFilter struct{ label }
 func (s *labelFilter) score(f *abi.ScoreFacts, to *abi.Scores) {
 	for i, open := range f.Open {
 		if open && !s.matches(f, i) {
-			to.Rows[i].Score = abi.Removed
+			to.Remove(i)
 		}
 	}
 }

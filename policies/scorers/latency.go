@@ -131,20 +131,15 @@ func (s *latency) weights(firsts, tokens *bounds) (first, token float32) {
 
 // composite scores without predictions: the means of free KV memory, the queue and the cached prefix.
 func (s *latency) composite(f *abi.ScoreFacts, to *abi.Scores) {
+	_, most := waiting.fill(f, to)
 	to.Unit = abi.UnitShare
-	most := float32(0)
-	for i, open := range f.Open {
-		if open {
-			most = max(most, waiting(f, i))
-		}
-	}
 	for i, open := range f.Open {
 		if !open {
 			continue
 		}
 		c, short := &f.Candidates[i], float32(1)
 		if most > 0 {
-			short = (most - waiting(f, i)) / most
+			short = (most - to.Rows[i].Value) / most
 		}
 		mean := (1 - c.Usage + short + share(f, c)) / 3
 		to.Rows[i] = abi.RowScore{Score: mean, Value: mean}
@@ -167,7 +162,7 @@ func (s *sloHeadroomFilter) score(f *abi.ScoreFacts, to *abi.Scores) {
 	late := chance(f, s.explore)
 	for i, open := range f.Open {
 		if met := first(f, i) > 0 && first(f, i) <= due; open && met == late {
-			to.Rows[i].Score = abi.Removed
+			to.Remove(i)
 		}
 	}
 }
@@ -211,7 +206,7 @@ func (s *prefixAffinityFilter) score(f *abi.ScoreFacts, to *abi.Scores) {
 	}
 	for i, open := range f.Open {
 		if open && !s.has(f, i) {
-			to.Rows[i].Score = abi.Removed
+			to.Remove(i)
 		}
 	}
 }

@@ -5,50 +5,65 @@ import (
 	"github.com/pdproxy/pdproxy/policies/param"
 )
 
-// waiting returns the requests that wait in the engine of a row. Without a report nobody waits.
-func waiting(f *abi.ScoreFacts, i int) float32 { return count(f, i, true) }
+// The loops of this package read the facts from local slices and call no function for a row, because
+// in a guest built by Go a call costs more than the work for a row. They use no min and max of floats
+// for the same reason.
 
-// running returns the requests that run in the engine of a row.
-func running(f *abi.ScoreFacts, i int) float32 { return count(f, i, false) }
+// count is one of the counts in the last report of an engine. Without a report it is 0.
+type count int
 
-func count(f *abi.ScoreFacts, i int, waiting bool) float32 {
-	if i >= len(f.Details) {
-		return 0
+const (
+	running count = iota
+	waiting
+	recent // requests that the proxy has placed recently
+)
+
+// fill writes the counts of the open rows as values, and returns the lowest and the highest.
+func (n count) fill(f *abi.ScoreFacts, to *abi.Scores) (least, most float32) {
+	open, details, candidates, rows, first := f.Open, f.Details, f.Candidates, to.Rows, true
+	for i := range open {
+		if !open[i] {
+			continue
+		}
+		v := float32(0)
+		switch {
+		case n == recent:
+			v = candidates[i].RecentRequests
+		case i >= len(details):
+		case n == running:
+			v = float32(max(details[i].Running, 0))
+		default:
+			v = float32(max(details[i].Waiting, 0))
+		}
+		if rows[i].Value = v; first {
+			least, most, first = v, v, false
+		}
+		if v < least {
+			least = v
+		}
+		if v > most {
+			most = v
+		}
 	}
-	n := f.Details[i].Running
-	if waiting {
-		n = f.Details[i].Waiting
-	}
-	return float32(max(n, 0))
+	to.Unit = abi.UnitRequests
+	return least, most
 }
 
-// spread scores a value of the candidates: 1 for the lowest, 0 for the highest, and 1 for all if they
-// are equal.
+// spread scores a count: 1 for the lowest, 0 for the highest, and 1 for all if they are equal.
 type spread struct {
 	none
-	value func(f *abi.ScoreFacts, i int) float32
-	unit  abi.Scale
+	count count
 }
 
 func (s *spread) score(f *abi.ScoreFacts, to *abi.Scores) {
-	to.Unit = s.unit
-	least, most, first := float32(0), float32(0), true
-	for i, open := range f.Open {
-		if !open {
+	least, most := s.count.fill(f, to)
+	open, rows, width := f.Open, to.Rows, most-least
+	for i := range open {
+		if !open[i] {
 			continue
 		}
-		v := s.value(f, i)
-		if to.Rows[i].Value = v; first {
-			least, most, first = v, v, false
-		}
-		least, most = min(least, v), max(most, v)
-	}
-	for i, open := range f.Open {
-		if !open {
-			continue
-		}
-		if to.Rows[i].Score = 1; most > least {
-			to.Rows[i].Score = (most - to.Rows[i].Value) / (most - least)
+		if rows[i].Score = 1; width > 0 {
+			rows[i].Score = (most - rows[i].Value) / width
 		}
 	}
 }
@@ -57,13 +72,17 @@ func (s *spread) score(f *abi.ScoreFacts, to *abi.Scores) {
 type kvUsage struct{ none }
 
 func (*kvUsage) score(f *abi.ScoreFacts, to *abi.Scores) {
-	to.Unit = abi.UnitShare
-	for i, open := range f.Open {
-		if open {
-			used := f.Candidates[i].Usage
-			to.Rows[i] = abi.RowScore{Score: max(1-used, 0), Value: used}
+	open, candidates, rows := f.Open, f.Candidates, to.Rows
+	for i := range open {
+		if !open[i] {
+			continue
+		}
+		used := candidates[i].Usage
+		if rows[i].Value = used; used < 1 {
+			rows[i].Score = 1 - used
 		}
 	}
+	to.Unit = abi.UnitShare
 }
 
 // activeRequests scores the requests in flight through the proxy.
@@ -77,23 +96,27 @@ func (s *activeRequests) table() param.Table {
 }
 
 func (s *activeRequests) score(f *abi.ScoreFacts, to *abi.Scores) {
-	to.Unit = abi.UnitRequests
-	most := float32(0)
-	for i, open := range f.Open {
-		if open {
-			to.Rows[i].Value = float32(f.Candidates[i].Requests)
-			most = max(most, to.Rows[i].Value)
+	open, candidates, rows, most := f.Open, f.Candidates, to.Rows, float32(0)
+	for i := range open {
+		if !open[i] {
+			continue
+		}
+		n := float32(candidates[i].Requests)
+		if rows[i].Value = n; n > most {
+			most = n
 		}
 	}
-	for i, open := range f.Open {
-		switch n := to.Rows[i].Value; {
-		case !open:
-		case n <= float32(s.idle):
-			to.Rows[i].Score = 1
+	idle, busy := float32(s.idle), float32(s.busy)
+	for i := range open {
+		switch n := rows[i].Value; {
+		case !open[i]:
+		case n <= idle:
+			rows[i].Score = 1
 		default:
-			to.Rows[i].Score = (most - n) / most * float32(s.busy)
+			rows[i].Score = (most - n) / most * busy
 		}
 	}
+	to.Unit = abi.UnitRequests
 }
 
 // loadAware scores the requests that wait in the engine, up to a threshold.
@@ -104,11 +127,11 @@ func (s *loadAware) table() param.Table {
 }
 
 func (s *loadAware) score(f *abi.ScoreFacts, to *abi.Scores) {
-	to.Unit = abi.UnitRequests
-	for i, open := range f.Open {
-		if open {
-			n := waiting(f, i)
-			to.Rows[i] = abi.RowScore{Score: 0.5 * (1 - min(n/float32(s.threshold), 1)), Value: n}
+	waiting.fill(f, to)
+	open, rows, threshold := f.Open, to.Rows, float32(s.threshold)
+	for i := range open {
+		if n := rows[i].Value; open[i] && n < threshold {
+			rows[i].Score = 0.5 * (1 - n/threshold)
 		}
 	}
 }
@@ -121,14 +144,18 @@ func (s *tokenLoad) table() param.Table {
 }
 
 func (s *tokenLoad) score(f *abi.ScoreFacts, to *abi.Scores) {
-	to.Unit = abi.UnitTokens
-	for i, open := range f.Open {
-		if open {
-			c := &f.Candidates[i]
-			n := float32(c.Tokens + max(0, f.Request.PromptTokens-c.Matched()))
-			to.Rows[i] = abi.RowScore{Score: 1 - min(n/float32(s.threshold), 1), Value: n}
+	open, candidates, rows, prompt, threshold := f.Open, f.Candidates, to.Rows, f.Request.PromptTokens, float32(s.threshold)
+	for i := range open {
+		if !open[i] {
+			continue
+		}
+		c := &candidates[i]
+		n := float32(c.Tokens + max(0, prompt-c.Matched()))
+		if rows[i].Value = n; n < threshold {
+			rows[i].Score = 1 - n/threshold
 		}
 	}
+	to.Unit = abi.UnitTokens
 }
 
 // noHitLRU spreads prompts of which no candidate has a part. llm-d orders the engines by the time of
@@ -136,17 +163,21 @@ func (s *tokenLoad) score(f *abi.ScoreFacts, to *abi.Scores) {
 type noHitLRU struct{ none }
 
 func (*noHitLRU) score(f *abi.ScoreFacts, to *abi.Scores) {
-	for i, open := range f.Open {
-		if open && f.Candidates[i].Matched() > 0 {
-			for n := range to.Rows {
-				to.Rows[n] = abi.RowScore{Score: 0.5, Value: f.Candidates[n].RecentRequests}
-			}
-			to.Unit = abi.UnitRequests
-			return
+	open, candidates, rows, hit := f.Open, f.Candidates, to.Rows, false
+	for i := range open {
+		hit = hit || open[i] && candidates[i].Matched() > 0
+	}
+	if !hit {
+		few := spread{count: recent}
+		few.score(f, to)
+		return
+	}
+	recent.fill(f, to)
+	for i := range open {
+		if open[i] {
+			rows[i].Score = 0.5
 		}
 	}
-	few := spread{value: func(f *abi.ScoreFacts, i int) float32 { return f.Candidates[i].RecentRequests }, unit: abi.UnitRequests}
-	few.score(f, to)
 }
 
 // utilizationFilter removes engines above a limit.
@@ -166,11 +197,14 @@ func (s *utilizationFilter) score(f *abi.ScoreFacts, to *abi.Scores) {
 		if !open {
 			continue
 		}
-		c := &f.Candidates[i]
-		if above(float32(c.Requests), s.active) || above(running(f, i), s.running) || above(waiting(f, i), s.waiting) || above(c.Usage, s.usage) {
-			to.Rows[i].Score = abi.Removed
+		c, running, waiting := &f.Candidates[i], int32(0), int32(0)
+		if i < len(f.Details) {
+			running, waiting = f.Details[i].Running, f.Details[i].Waiting
+		}
+		if above(float64(c.Requests), s.active) || above(float64(running), s.running) || above(float64(waiting), s.waiting) || above(float64(c.Usage), s.usage) {
+			to.Remove(i)
 		}
 	}
 }
 
-func above(v float32, limit float64) bool { return limit >= 0 && float64(v) > limit }
+func above(v, limit float64) bool { return limit >= 0 && v > limit }

@@ -48,8 +48,8 @@ type told interface{ header() string }
 func kinds() []kind {
 	return []kind{
 		{"prefix", "share of the prompt in the KV cache, weighed with the length of that part", abi.NeedBlocks, func() scorer { return new(prefix) }},
-		{"queue", "few requests that wait in the engine, compared with the other candidates", abi.NeedDetails, func() scorer { return &spread{value: waiting, unit: abi.UnitRequests} }},
-		{"running_requests", "few requests that run in the engine, compared with the other candidates", abi.NeedDetails, func() scorer { return &spread{value: running, unit: abi.UnitRequests} }},
+		{"queue", "few requests that wait in the engine, compared with the other candidates", abi.NeedDetails, func() scorer { return &spread{count: waiting} }},
+		{"running_requests", "few requests that run in the engine, compared with the other candidates", abi.NeedDetails, func() scorer { return &spread{count: running} }},
 		{"kv_usage", "free share of the KV memory", 0, func() scorer { return new(kvUsage) }},
 		{"active_requests", "few requests in flight through the proxy, compared with the busiest candidate", 0, func() scorer { return new(activeRequests) }},
 		{"load_aware", "0.5 without waiting requests, less with each one, 0 from the threshold on", abi.NeedDetails, func() scorer { return new(loadAware) }},

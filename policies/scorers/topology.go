@@ -75,7 +75,7 @@ func (s *topologyFilter) score(f *abi.ScoreFacts, to *abi.Scores) {
 	peer, ok := s.peer(f)
 	for i, open := range f.Open {
 		if open && ok && s.level(f, peer, i) >= int(s.least) {
-			to.Rows[i].Score = abi.Removed
+			to.Remove(i)
 		}
 	}
 }
