@@ -94,7 +94,9 @@ func (s *Set) choose(w *work, l *Leg, leg candidates.Leg, phases abi.Role) (row 
 			return -1, reason
 		}
 		for ; at < end; at++ {
-			w.add(out.Of(at), float64(l.Scorers[at].Weight))
+			if !w.add(out.Of(at), float64(l.Scorers[at].Weight)) {
+				f.Notes = append(f.Notes, l.Scorers[at].Name+" would remove all candidates, and removes none")
+			}
 		}
 	}
 	for i, open := range w.open {
@@ -127,8 +129,9 @@ func (w *work) begin(leg candidates.Leg) (ok bool) {
 	return best > 0
 }
 
-// add adds the scores of one scorer to the sums, and closes the rows that the scorer removed.
-func (w *work) add(rows []abi.RowScore, weight float64) {
+// add adds the scores of one scorer to the sums, and closes the rows that the scorer removed. It returns
+// false if the scorer would remove all rows. Then it removes none, and the score of each is 0.
+func (w *work) add(rows []abi.RowScore, weight float64) bool {
 	for i := range rows {
 		if !w.open[i] {
 			rows[i] = abi.RowScore{Score: abi.Closed}
@@ -136,7 +139,15 @@ func (w *work) add(rows []abi.RowScore, weight float64) {
 			w.sums[i] += weight * float64(rows[i].Score)
 		}
 	}
-	abi.CloseRemoved(w.open, rows)
+	if !abi.CloseRemoved(w.open, rows) {
+		return true
+	}
+	for i := range rows {
+		if w.open[i] {
+			rows[i].Score = 0
+		}
+	}
+	return false
 }
 
 // best returns the open row with the highest sum. Rows of equal sums have equal chances.
