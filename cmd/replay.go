@@ -33,6 +33,7 @@ type replayFlags struct {
 	agents           int
 	retains          []string
 	params           []string
+	config           string
 	variant          string
 	preset, model    string
 	runtime, html    string
@@ -76,8 +77,9 @@ the given one. The same kind and seed give the same trace.`,
 	f.StringArrayVar(&r.traces, "trace", nil, "file with a trace; repeatable, except with --json")
 	f.IntVar(&r.agents, "agents", 0, "number of sessions of agents, instead of a trace")
 	f.StringArrayVar(&r.retains, "retain", nil, "retain policy (%s) for --agents; repeatable; default all")
+	f.StringVar(&r.config, "config", "", "configuration whose [[scores]] and [[plugin]] --policy scores uses; default: the usual scorers")
 	f.StringVar(&r.variant, "variant", "", "KIND:SEED: play a trace made from the conversations of each trace; the kinds are %s")
-	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy (%s), FILE.wasm, or FILE.wasm/NAME for a module with several policies; repeatable; default all built-in policies")
+	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy (%s), FILE.wasm, or FILE.wasm/NAME for a module with several policies; scores, or scores/SET for one set of --config; repeatable; default all built-in policies but scores")
 	f.StringArrayVar(&r.params, "param", nil, "parameter of a built-in policy, such as kv_aware.patience=16; repeatable")
 	f.StringVar(&r.runtime, "runtime", "wasm", "runtime of the built-in policies: %s")
 	f.IntVar(&r.fleet.Prefill, "prefill", 4, "prefill instances")
@@ -105,10 +107,10 @@ func completeReplay(c *cobra.Command) {
 	choose(c, f, "variant", choice{allowed: replay.Variants(), cut: ahead(":")})
 	choose(c, f, "policy", choice{allowed: policies.PlaceNames(), suffixes: []string{"wasm"}, other: func(name string) bool {
 		_, _, isFile := cutWasm(name)
-		return isFile
+		return isFile || isScores(name)
 	}})
 	completeFile(c, "jsonl", "trace")
-	completeFile(c, "toml", "model-file")
+	completeFile(c, "toml", "model-file", "config")
 	completeFile(c, "html", "html")
 }
 
@@ -150,7 +152,7 @@ func (a *app) replay(r *replayFlags) error {
 		for i, lab := range labs {
 			// Each run has a separate set, because a guest may keep state of an earlier
 			// run.
-			p, err := newPlacer(name, defaultRetain, params, r.runtime == "native", log)
+			p, err := r.newPlacer(name, defaultRetain, params, log)
 			if err != nil {
 				return fmt.Errorf("--policy %s: %w", name, err)
 			}
@@ -297,15 +299,20 @@ type placer struct{ set *plugins.Set }
 // that is late by chance would make two runs differ.
 const replayBudget = 10 * time.Second
 
-// newPlacer loads a built-in policy or a policy of a module.
-func newPlacer(name, retain string, params policies.Params, native bool, log *slog.Logger) (*placer, error) {
+// newPlacer loads a built-in policy, sets of scorers, or a policy of a module.
+func (r *replayFlags) newPlacer(name, retain string, params policies.Params, log *slog.Logger) (*placer, error) {
 	built, err := policies.New(params)
 	if err != nil {
 		return nil, err
 	}
 	cfg := plugins.Config{
 		Natives: node.Natives(built), Params: params.Text(), Plan: []string{"auto"}, Place: name, Mint: "snowflake", Retain: retain,
-		Native: native, Budget: replayBudget,
+		Native: r.runtime == "native", Budget: replayBudget,
+	}
+	if isScores(name) {
+		if err := r.addScores(&cfg, name); err != nil {
+			return nil, err
+		}
 	}
 	path, in, isFile := cutWasm(name)
 	if isFile {

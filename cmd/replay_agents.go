@@ -46,7 +46,7 @@ func (a *app) replayAgents(r *replayFlags, log *slog.Logger) error {
 	}
 	var rows []*replay.AgentRow
 	for _, retain := range r.retains {
-		p, err := newPlacer(r.policies[0], retain, params, r.runtime == "native", log)
+		p, err := r.newPlacer(r.policies[0], retain, params, log)
 		if err != nil {
 			return err
 		}

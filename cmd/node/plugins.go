@@ -147,7 +147,7 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 		return c, err
 	}
 	for _, p := range cfg.Plugins {
-		c.Plugins = append(c.Plugins, pluginSpec(&p))
+		c.Plugins = append(c.Plugins, PluginSpec(&p))
 	}
 	return c, nil
 }
@@ -189,7 +189,8 @@ func paramProblems(cfg *config.Config) config.Problems {
 	return problems
 }
 
-func pluginSpec(p *config.Plugin) plugins.Spec {
+// PluginSpec converts a [[plugin]] to the form of package plugins.
+func PluginSpec(p *config.Plugin) plugins.Spec {
 	builtin, _ := p.Builtin()
 	return plugins.Spec{
 		Name: p.Name, Source: source.Source{Location: p.Path, Module: filters.Module(builtin), SHA256: p.SHA256, PublicKey: p.PublicKey, Signature: p.Signature}, Filter: p.Phase == config.PhaseFilter,
