@@ -80,7 +80,7 @@ func (r *Record) explainScores() (list []ExplainedScores) {
 		if cells := n * len(s.scorers); len(scores) < cells || n == 0 {
 			return list // they are no longer kept
 		}
-		leg := ExplainedScores{Leg: legName(s.phases), Set: s.set}
+		leg := ExplainedScores{Leg: legName(s.phases), Set: s.set, Scorers: []ExplainedScorer{}, Candidates: []ExplainedScoredCandidate{}}
 		for i, named := range s.scorers {
 			leg.Scorers = append(leg.Scorers, ExplainedScorer{Name: named.Name, Weight: float64(named.Weight), Unit: units[i].Unit()})
 		}
