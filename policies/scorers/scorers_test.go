@@ -1,8 +1,13 @@
 package scorers
 
 import (
+	"bytes"
+	"flag"
+	"fmt"
 	"math"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -263,5 +268,55 @@ func TestID(t *testing.T) {
 	}
 	if _, err := New("magic"); err == nil {
 		t.Error("an unknown scorer is accepted")
+	}
+}
+
+var update = flag.Bool("update", false, "write the table of README.md anew")
+
+// plain writes a number without an exponent.
+func plain(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
+
+// TestREADME: README.md has each scorer with its parameters.
+func TestREADME(t *testing.T) {
+	var table strings.Builder
+	table.WriteString("\n| name | score | parameters |\n| --- | --- | --- |\n")
+	for _, name := range Names() {
+		one := Table(name)
+		one.Reset()
+		var params []string
+		for _, p := range one {
+			text := fmt.Sprintf("`%s`: %s", p.Name, p.Meaning)
+			switch {
+			case p.Text == nil:
+				text += fmt.Sprintf(" (%s; %s to %s", plain(p.Default), plain(p.Least), plain(p.Most))
+				if text += ")"; p.Unit != "" {
+					text = strings.TrimSuffix(text, ")") + " " + p.Unit + ")"
+				}
+			case p.DefaultText != "":
+				text += fmt.Sprintf(" (`%s`)", p.DefaultText)
+			}
+			params = append(params, text)
+		}
+		fmt.Fprintf(&table, "| `%s` | %s | %s |\n", name, Meaning(name), strings.Join(params, "<br>"))
+	}
+	table.WriteString("\n")
+	const begin, end = "<!-- begin: go test ./policies/scorers -run README -update -->\n", "<!-- end -->\n"
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, _ := bytes.Cut(text, []byte(begin))
+	_, after, found := bytes.Cut(rest, []byte(end))
+	want := string(before) + begin + table.String() + end + string(after)
+	switch {
+	case !found:
+		t.Fatal("README.md has no table")
+	case *update:
+		err = os.WriteFile("README.md", []byte(want), 0o644)
+	case want != string(text):
+		t.Error("the table of README.md is not that of the code: run go test ./policies/scorers -run README -update")
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
