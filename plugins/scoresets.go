@@ -118,8 +118,13 @@ func (s *Set) findScorer(t *table, c Scorer) (a asker, err error) {
 		return asker{native: native.Score}, nil
 	}
 	found, ok := version.Scorer(within)
-	if !ok {
-		return a, fmt.Errorf("%q is neither a plugin's scorer nor a built-in scorer%s", c.Name, scorersOf(version, plugin))
+	switch {
+	case !ok && version.Scorers() == nil && t.plugin(plugin) != nil:
+		return a, fmt.Errorf("plugin %q has no scorer: it does not export %s", plugin, abi.HookScore.Export())
+	case !ok && t.plugin(plugin) != nil:
+		return a, fmt.Errorf("plugin %q has no scorer %q, but %s", plugin, within, strings.Join(scorersOf(version, plugin), ", "))
+	case !ok:
+		return a, fmt.Errorf("%q is neither a plugin nor a built-in scorer", c.Name)
 	}
 	p, _ := version.Find(abi.HookScore, "")
 	t.needs |= found.Needs | version.Needs()
@@ -127,16 +132,12 @@ func (s *Set) findScorer(t *table, c Scorer) (a asker, err error) {
 	return asker{policy: p, index: found.Index, name: within}, nil
 }
 
-// scorersOf lists the scorers of a plugin for an error.
-func scorersOf(v *policy.Version, plugin string) string {
-	var names []string
+// scorersOf returns the names of the scorers of a plugin in the configuration.
+func scorersOf(v *policy.Version, plugin string) (names []string) {
 	for _, s := range v.Scorers() {
 		names = append(names, strings.TrimSuffix(plugin+"/"+s.Name, "/"))
 	}
-	if len(names) == 0 {
-		return ": plugin " + plugin + " does not export " + abi.HookScore.Export()
-	}
-	return "; plugin " + plugin + " has " + strings.Join(names, ", ")
+	return names
 }
 
 // scoreLeg returns the scorers for one leg. Scorers that follow each other and are in one module are

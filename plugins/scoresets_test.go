@@ -222,7 +222,7 @@ func TestUnknownScorers(t *testing.T) {
 		want   string
 	}{
 		"no such scorer":        {Scorer{Name: "magic"}, `scores[0].scorer[0].name: "magic" is neither a plugin nor a built-in scorer`},
-		"not in the plugin":     {Scorer{Name: "p/magic"}, `scores[0].scorer[0].name: "p/magic" is neither a plugin's scorer nor a built-in scorer; plugin p has p`},
+		"not in the plugin":     {Scorer{Name: "p/magic"}, `scores[0].scorer[0].name: plugin "p" has no scorer "magic", but p`},
 		"not built in, in Wasm": {Scorer{Name: "magic", Builtin: "magic"}, `scores[0].scorer[0].name: "magic" is neither`},
 	} {
 		w := newWorld(t, guest(t, ""))
