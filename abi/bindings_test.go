@@ -16,6 +16,7 @@ var bindings = []struct{ name, layout string }{
 	{"gaps", "Retain 2"}, {"retain", "Retain 1"},
 	{"identity", "Identity 1"}, {"more", "Details 1"}, {"detail", "Details 2"}, {"prediction", "Predictions 1"}, {"traits", "Traits 1"},
 	{"headers", "Headers 1"}, {"declared", "Headers 2"},
+	{"score", "Score 1"}, {"asked", "Score 2"}, {"row_score", "Score 3"},
 }
 
 // constants are the numbers of the contract, for guests in C and Rust. In Rust a constant
@@ -42,7 +43,8 @@ var constants = []struct {
 	{"set_header", uint64(EditSetHeader)}, {"add_header", uint64(EditAddHeader)}, {"remove_header", uint64(EditRemoveHeader)},
 	{"set_field", uint64(EditSetField)}, {"remove_field", uint64(EditRemoveField)}, {"max_edits", MaxEdits},
 	{"out_scored", OutScored}, {"out_low_wins", uint64(LowWins)}, {"out_high_wins", uint64(HighWins)}, {"out_seconds", uint64(UnitSeconds)},
-	{"out_tokens", uint64(UnitTokens)}, {"out_requests", uint64(UnitRequests)}, {"out_blocks", uint64(UnitBlocks)},
+	{"out_tokens", uint64(UnitTokens)}, {"out_requests", uint64(UnitRequests)}, {"out_blocks", uint64(UnitBlocks)}, {"out_share", uint64(UnitShare)},
+	{"score_done", ScoreDone},
 }
 
 // constantTypes are the types of constants that are not u64, by the first word.
@@ -92,7 +94,7 @@ func TestAlignment(t *testing.T) {
 			t.Errorf("%s: %d", name, at)
 		}
 	}
-	aligns := map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "text": 4, "table": 4, "gaps": 4, "": 8}
+	aligns := map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "text": 4, "table": 4, "gaps": 4, "place": 8, "identity": 8, "more": 4, "traits": 8, "headers": 4, "": 8}
 	for name, table := range readTables(t) {
 		for _, f := range table.fields {
 			if f.at%aligns[f.kind] != 0 && f.size > 0 {
@@ -114,6 +116,7 @@ func bindingC(tables map[string]*layoutTable) string {
 	types := map[string]string{
 		"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "i32": "int32_t", "f32": "float", "u64": "uint64_t", "i64": "int64_t",
 		"text": "pdproxy_text", "table": "pdproxy_table", "gaps": "pdproxy_gaps", "": "pdproxy_request",
+		"place": "pdproxy_place", "identity": "pdproxy_identity", "more": "pdproxy_more", "traits": "pdproxy_traits", "headers": "pdproxy_headers",
 	}
 	var b strings.Builder
 	for _, c := range constants {
@@ -142,9 +145,12 @@ func bindingRust(tables map[string]*layoutTable) string {
 		}
 		fmt.Fprintf(&b, "pub const %s: %s = %d;\n", strings.ToUpper(c.name), kind, c.value)
 	}
-	types := map[string]string{"text": "Text", "table": "Table", "gaps": "Gaps", "": "Request"}
+	types := map[string]string{
+		"text": "Text", "table": "Table", "gaps": "Gaps", "": "Request",
+		"place": "Place", "identity": "Identity", "more": "More", "traits": "Traits", "headers": "Headers",
+	}
 	for _, s := range bindings {
-		name := strings.ToUpper(s.name[:1]) + s.name[1:]
+		name := titled(s.name)
 		fmt.Fprintf(&b, "\n#[repr(C)]\npub struct %s {\n", name)
 		for _, f := range tables[s.layout].fields {
 			kind := f.kind
@@ -158,6 +164,14 @@ func bindingRust(tables map[string]*layoutTable) string {
 		fmt.Fprintf(&b, "}\nconst _: () = assert!(core::mem::size_of::<%s>() == %d);\n", name, tables[s.layout].size)
 	}
 	return b.String()
+}
+
+// titled returns the name of a structure in Rust, such as RowScore of row_score.
+func titled(name string) (title string) {
+	for part := range strings.SplitSeq(name, "_") {
+		title += strings.ToUpper(part[:1]) + part[1:]
+	}
+	return title
 }
 
 func comment(f layoutField) string {

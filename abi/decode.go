@@ -56,7 +56,12 @@ func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 // new memory.
 func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
 	facts, ok := factsOf(b, HookPlace, placeSize)
-	if !ok || len(b) < HeaderSize || len(facts) < placeSize || !decodeRequest(b, facts, &f.Request, placeSize, placeSize+identitySize+moreSize) {
+	return ok && decodePlace(b, facts, f, placeSize+identitySize+moreSize, spare)
+}
+
+// decodePlace reads the facts of a place or a score frame. traits is the offset of the traits.
+func decodePlace(b, facts []byte, f *PlaceFacts, traits int, spare *[]Candidate) (ok bool) {
+	if len(b) < HeaderSize || len(facts) < placeSize || !decodeRequest(b, facts, &f.Request, placeSize, traits) {
 		return false
 	}
 	f.Flow = Flow(facts[placeFlow])
@@ -184,7 +189,7 @@ func factsOf(b []byte, hook Hook, atLeast int) (facts []byte, ok bool) {
 		if word != Magic|2<<32|uint64(hook)<<48 {
 			return nil, false
 		}
-		if hook != HookMint && hook != HookRetain {
+		if hook != HookMint && hook != HookRetain && hook != HookScore {
 			atLeast += identitySize
 		}
 		if hook == HookPlace {
@@ -204,7 +209,7 @@ func hasTraits(hook Hook, size int) bool {
 	switch hook {
 	case HookPlan:
 		least += planSize
-	case HookPlace:
+	case HookPlace, HookScore:
 		least += placeSize + moreSize
 	case HookLeg:
 		least += legSize

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"unsafe"
 )
 
@@ -15,6 +16,10 @@ type Detail struct {
 	Weight                   float32            // as configured; 1 without a configuration
 	Running, Waiting         int32              // requests, or sequences, in the engine's last report; -1: not known
 	Labels                   [OtherLabels]Label // the other labels, ordered by their names; unused entries are zero
+	// ContextLeast and ContextMost are the lengths of prompts in tokens that the engine is for, by its
+	// label context_length or llm-d.ai/context-length-range with a value such as 0-4096; both 0: it does
+	// not have the label, or the value is no range.
+	ContextLeast, ContextMost int32
 }
 
 // Label is the name and the value of a label as LabelIDs.
@@ -27,8 +32,10 @@ const OtherLabels = 5
 // MaxLabelSize bounds the names and values of labels in bytes.
 const MaxLabelSize = 63
 
-// DetailSize is the size of a row of the details table in version 2.
-const DetailSize = 64
+// DetailSize is the size of a row of the details table. Older hosts have rows of leastDetailSize.
+const DetailSize = 72
+
+const leastDetailSize = 64
 
 // The compiler checks the layout: an index out of range does not build.
 var (
@@ -40,6 +47,8 @@ var (
 	_ = [1]struct{}{}[unsafe.Offsetof(Detail{}.Running)-detailRunning]
 	_ = [1]struct{}{}[unsafe.Offsetof(Detail{}.Waiting)-detailWaiting]
 	_ = [1]struct{}{}[unsafe.Offsetof(Detail{}.Labels)-detailLabels]
+	_ = [1]struct{}{}[unsafe.Offsetof(Detail{}.ContextLeast)-detailContext]
+	_ = [1]struct{}{}[unsafe.Offsetof(Detail{}.ContextMost)-detailContext-4]
 	_ = [1]struct{}{}[unsafe.Sizeof(Label{})-labelSize]
 )
 
@@ -80,8 +89,22 @@ func (d *Detail) SetLabels(labels map[string]string) error {
 	d.Zone, d.Revision, d.Hardware = LabelID(labels["zone"]), LabelID(labels["revision"]), LabelID(labels["hardware"])
 	for i, name := range names {
 		d.Labels[i] = Label{LabelID(name), LabelID(labels[name])}
+		if name == "context_length" || name == "llm-d.ai/context-length-range" {
+			d.ContextLeast, d.ContextMost = contextRange(labels[name])
+		}
 	}
 	return nil
+}
+
+// contextRange reads a range of lengths of prompts, such as 0-4096; both 0: the text is no range.
+func contextRange(text string) (least, most int32) {
+	low, high, _ := strings.Cut(text, "-")
+	from, err := strconv.ParseInt(low, 10, 32)
+	to, err2 := strconv.ParseInt(high, 10, 32)
+	if err != nil || err2 != nil || from < 0 || from > to {
+		return 0, 0
+	}
+	return int32(from), int32(to)
 }
 
 // Value returns the value of the label whose name has that LabelID; 0: the engine
@@ -133,6 +156,8 @@ func appendDetailFields(dst []byte, rows []Detail) []byte {
 			put32(row, detailLabels+n*labelSize, d.Labels[n].Name)
 			put32(row, detailLabels+n*labelSize+4, d.Labels[n].Value)
 		}
+		put32(row, detailContext, uint32(d.ContextLeast))
+		put32(row, detailContext+4, uint32(d.ContextMost))
 	}
 	return dst
 }
@@ -145,14 +170,14 @@ func decodeDetails(b, facts []byte, candidates int) (rows []Detail, ok bool) {
 	switch {
 	case n == 0:
 		return nil, true
-	case n != candidates || stride < DetailSize || from > len(b) || n > (len(b)-from)/stride:
+	case n != candidates || stride < leastDetailSize || from > len(b) || n > (len(b)-from)/stride:
 		return nil, false
 	case stride == DetailSize && littleEndian && aligned(b, from):
 		return unsafe.Slice((*Detail)(unsafe.Pointer(&b[from])), n), true
 	}
 	rows = make([]Detail, n)
 	for i := range rows {
-		rows[i] = decodeDetail(b[from+i*stride:])
+		rows[i] = decodeDetail(b[from+i*stride:][:stride])
 	}
 	return rows, true
 }
@@ -165,6 +190,9 @@ func decodeDetail(row []byte) Detail {
 	}
 	for n := range d.Labels {
 		d.Labels[n] = Label{get32(row, detailLabels+n*labelSize), get32(row, detailLabels+n*labelSize+4)}
+	}
+	if len(row) >= DetailSize {
+		d.ContextLeast, d.ContextMost = int32(get32(row, detailContext)), int32(get32(row, detailContext+4))
 	}
 	return d
 }

@@ -94,6 +94,20 @@ func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
 // number come from the facts, not from the header.
 func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
 	w := begin(dst, HookPlace, h, placeSize, f.FrameSize(&h.Layout))
+	w.placeFacts(f)
+	if h.Extended {
+		if h.Headers != nil {
+			w.headers(placeSize+identitySize+moreSize+traitsSize, h.Headers, &f.Request)
+		}
+		w.added(placeSize, placeSize+identitySize+moreSize, h, &f.Request)
+	}
+	w.request(&f.Request)
+	w.adapters(f)
+	return w.dst
+}
+
+// placeFacts writes the facts about the candidates, and their tables.
+func (w *writer) placeFacts(f *PlaceFacts) {
 	put64(w.frame, offSequence, f.Sequence)
 	put64(w.frame, offRandom, f.Random)
 	put32(w.facts, placeFlow, uint32(f.Flow))
@@ -104,23 +118,22 @@ func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
 	for i := range f.Pairs {
 		w.pair(&f.Pairs[i])
 	}
-	if h.Extended {
-		w.section(placeSize+identitySize+moreDetails, len(f.Details), DetailSize)
-		w.dst = appendDetails(w.dst, f.Details)
-		if len(f.Predictions) != 0 {
-			put32(w.facts, placeSize+identitySize+morePredictions, uint32(len(w.dst)-w.base))
-			w.dst = appendPredictions(w.dst, f.Predictions)
-		}
-		if h.Headers != nil {
-			w.headers(placeSize+identitySize+moreSize+traitsSize, h.Headers, &f.Request)
-		}
-		w.added(placeSize, placeSize+identitySize+moreSize, h, &f.Request)
+	if get16(w.frame, offVersion) == 1 {
+		return
 	}
-	w.request(&f.Request)
+	w.section(placeSize+identitySize+moreDetails, len(f.Details), DetailSize)
+	w.dst = appendDetails(w.dst, f.Details)
+	if len(f.Predictions) != 0 {
+		put32(w.facts, placeSize+identitySize+morePredictions, uint32(len(w.dst)-w.base))
+		w.dst = appendPredictions(w.dst, f.Predictions)
+	}
+}
+
+// adapters sets the flag of facts about LoRA adapters. The flags of the request are written.
+func (w *writer) adapters(f *PlaceFacts) {
 	if f.Adapters {
 		put32(w.facts, reqFlags, get32(w.facts, reqFlags)|flagAdapters)
 	}
-	return w.dst
 }
 
 // AppendMint appends a frame of the mint hook.
@@ -201,10 +214,10 @@ type writer struct {
 // version 1.
 func begin(dst []byte, hook Hook, h *Header, facts, total int) writer {
 	version := uint64(1)
-	if h.Extended {
+	if h.Extended || hook == HookScore {
 		version = 2
 		switch hook {
-		case HookMint, HookRetain:
+		case HookMint, HookRetain, HookScore:
 		case HookPlace:
 			facts += moreSize + h.added()
 		default:

@@ -170,6 +170,7 @@ const (
 	detailWaiting  = 20
 	detailLabels   = 24
 	labelSize      = 8
+	detailContext  = 64
 
 	predictPrefill      = 0
 	predictPrefillError = 4

@@ -172,7 +172,7 @@ func TestScale(t *testing.T) {
 		better, unit string
 	}{
 		{0, "", ""}, {LowWins, "low", ""}, {HighWins, "high", ""}, {LowWins | UnitSeconds, "low", "s"}, {HighWins | UnitTokens, "high", "tokens"},
-		{UnitRequests, "", "requests"}, {LowWins | UnitBlocks, "low", "blocks"}, {directionBits | 5<<8, "", ""}, {^Scale(0), "", ""},
+		{UnitRequests, "", "requests"}, {LowWins | UnitBlocks, "low", "blocks"}, {UnitShare, "", "share"}, {directionBits | 6<<8, "", ""}, {^Scale(0), "", ""},
 	} {
 		if better, unit := tt.scale.Better(), tt.scale.Unit(); better != tt.better || unit != tt.unit {
 			t.Errorf("%#x: %q %q, want %q %q", tt.scale, better, unit, tt.better, tt.unit)
@@ -311,6 +311,8 @@ func FuzzDecode(f *testing.F) {
 	told := legFacts()
 	told.Request.Headers = []RequestHeader{{Name: "x-b", Value: "1", Present: true, Cut: true}}
 	f.Add(AppendLeg(nil, &declaring, told))
+	scored, optional := scoreFacts()
+	f.Add(AppendScore(nil, &optional, scored, []uint32{1, 0}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var h Header
 		if _, ok := DecodeHeader(b, &h); !ok {
@@ -318,6 +320,8 @@ func FuzzDecode(f *testing.F) {
 		}
 		var plan PlanFacts
 		DecodePlan(b, &plan)
+		var spareScore []Candidate
+		DecodeScore(b, &ScoreFacts{PlaceFacts: &PlaceFacts{}}, &spareScore)
 		var mint MintFacts
 		DecodeMint(b, &mint)
 		var finish FinishFacts

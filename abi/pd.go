@@ -338,9 +338,10 @@ type PlaceFacts struct {
 	// without state of its own.
 	Sequence, Random uint64
 
-	Scored bool     // out: the policy wrote Candidate.Score into every row that it considered
-	Scale  Scale    // out: the meaning of the scores, for explain; valid when Scored is set
-	Notes  []string // out: the policy's notes for explain
+	Scored bool        // out: the policy wrote Candidate.Score into every row that it considered
+	Scale  Scale       // out: the meaning of the scores, for explain; valid when Scored is set
+	Scores []LegScores // out: how the scores came about, if policy.place is "scores"; its memory is reused
+	Notes  []string    // out: the policy's notes for explain
 }
 
 // PlaceDecision names rows of PlaceFacts.Candidates; -1 means none. An

@@ -91,15 +91,17 @@ typedef struct {
 #define PDPROXY_OUT_TOKENS 512ULL
 #define PDPROXY_OUT_REQUESTS 768ULL
 #define PDPROXY_OUT_BLOCKS 1024ULL
+#define PDPROXY_OUT_SHARE 1280ULL
+#define PDPROXY_SCORE_DONE 1ULL
 
 typedef struct {
 	uint32_t magic; /* PDF1, 0x31464450 */
 	uint16_t version; /* 1, or 2 if the policy needs a fact of version 2 */
-	uint16_t hook; /* 1 plan, 2 place, 3 mint, 4 leg, 5 finish, 6 retain */
+	uint16_t hook; /* 1 plan, 2 place, 3 mint, 4 leg, 5 finish, 6 retain, 7 score */
 	uint32_t header_size; /* 64; the facts begin there */
 	uint32_t total_size; /* of the frame */
 	uint32_t policy; /* index of the policy among those of its hook */
-	uint32_t out_flags; /* written by the guest: bit 0, the rows carry scores; bits 1 and 2, the better score: 0 not stated, 1 low, 2 high; bits 8 to 15, the unit of the scores: 0 none, 1 seconds, 2 tokens, 3 requests, 4 blocks */
+	uint32_t out_flags; /* written by the guest: bit 0, the rows carry scores; bits 1 and 2, the better score: 0 not stated, 1 low, 2 high; bits 8 to 15, the unit of the scores: 0 none, 1 seconds, 2 tokens, 3 requests, 4 blocks, 5 share (from 0 to 1) */
 	uint64_t sequence; /* place: number of earlier placements among the same targets (one model, one shape of legs, one set of allowed engines; if conversations are needed, first turns count separately). Other hooks: number of earlier calls of this policy, over all instances of the module */
 	uint64_t random; /* random number for this frame */
 	int64_t unix_ms; /* the host's clock */
@@ -299,8 +301,10 @@ typedef struct {
 	uint32_t value_3;
 	uint32_t name_4;
 	uint32_t value_4;
+	int32_t context_least; /* with context_most the lengths of prompts in tokens that the engine is for, by its label context_length or llm-d.ai/context-length-range, such as 0-4096; both 0: no such label */
+	int32_t context_most;
 } pdproxy_detail;
-_Static_assert(sizeof(pdproxy_detail) == 64, "pdproxy_detail");
+_Static_assert(sizeof(pdproxy_detail) == 72, "pdproxy_detail");
 
 typedef struct {
 	float prefill_us; /* from the placement to the end of the prompt's prefill here, for a prefill or an aggregated leg */
@@ -335,6 +339,33 @@ typedef struct {
 	uint32_t reserved_12;
 } pdproxy_declared;
 _Static_assert(sizeof(pdproxy_declared) == 16, "pdproxy_declared");
+
+typedef struct {
+	pdproxy_place place; /* the facts of place */
+	pdproxy_identity identity;
+	pdproxy_more more; /* details and predictions */
+	pdproxy_traits traits;
+	pdproxy_headers headers;
+	uint32_t phases; /* phases of the leg, as in roles of a row: 1 prefill, 2 decode, 3 both, for an aggregated request */
+	int32_t prefill; /* row of the chosen prefill target, if the leg is decode of two legs; else -1 */
+	pdproxy_table scorers; /* the scorers in their order */
+	pdproxy_table open; /* one byte for each row of the candidates: 1 if the row can take the leg and no scorer before has removed the row */
+	pdproxy_table scores; /* written by the guest: of the first scorer one for each row of the candidates, then those of the second scorer */
+	uint32_t reserved_220;
+} pdproxy_score;
+_Static_assert(sizeof(pdproxy_score) == 224, "pdproxy_score");
+
+typedef struct {
+	uint32_t scorer; /* index of the scorer among the policies of this hook */
+	uint32_t unit; /* written by the guest: unit of value, as in out_flags */
+} pdproxy_asked;
+_Static_assert(sizeof(pdproxy_asked) == 8, "pdproxy_asked");
+
+typedef struct {
+	float score; /* 0 to 1, where 1 is best; below 0 removes the row. The host takes more than 1 as 1, and what is not a number as 0 */
+	float value; /* fact of which the guest made the score, for explain */
+} pdproxy_row_score;
+_Static_assert(sizeof(pdproxy_row_score) == 8, "pdproxy_row_score");
 /* end of the generated part */
 
 static uint64_t pdproxy_memory[PDPROXY_SCRATCH / 8];
@@ -390,6 +421,19 @@ static inline int64_t pdproxy_retained(uint32_t ms, uint16_t likelihood) {
 	return (int64_t)((uint64_t)ms | (uint64_t)likelihood << 32);
 }
 
+/* pdproxy_open reports whether a row can take the leg of a score frame. */
+static inline int pdproxy_open(const pdproxy_score *f, uint32_t row) {
+	return *(const uint8_t *)pdproxy_at(f->open.at + row);
+}
+
+/* pdproxy_set_score sets the score of a row by a scorer, the i-th of the frame. value is the fact of
+ * which the score was made. The answer of the hook is PDPROXY_SCORE_DONE after all scores. */
+static inline void pdproxy_set_score(const pdproxy_score *f, uint32_t i, uint32_t row, float score, float value) {
+	pdproxy_row_score *to = pdproxy_at(f->scores.at + (i * f->place.rows.rows + row) * f->scores.stride);
+	to->score = score;
+	to->value = value;
+}
+
 /* pdproxy_planned is the answer of the plan hook: a decision, the HTTP status of a
  * rejection (0: 503), the limit of the time to first byte in ms (0: as configured). */
 static inline int64_t pdproxy_planned(uint64_t decision, uint16_t status, uint32_t limit_ms) {
@@ -438,6 +482,7 @@ static inline int pdproxy_edit_leg(uint32_t op, const char *name, const char *va
 #define PDPROXY_ON_LEG PDPROXY_HOOK(leg, int64_t)
 #define PDPROXY_ON_FINISH PDPROXY_HOOK(finish, void)
 #define PDPROXY_ON_RETAIN PDPROXY_HOOK(retain, int64_t)
+#define PDPROXY_ON_SCORE PDPROXY_HOOK(score, int64_t)
 
 /* PDPROXY_NEEDS(PDPROXY_NEED_BLOCKS) asks for additional facts. */
 #define PDPROXY_NEEDS(bits)                                                               \

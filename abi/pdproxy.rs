@@ -89,16 +89,18 @@ pub const OUT_SECONDS: u32 = 256;
 pub const OUT_TOKENS: u32 = 512;
 pub const OUT_REQUESTS: u32 = 768;
 pub const OUT_BLOCKS: u32 = 1024;
+pub const OUT_SHARE: u32 = 1280;
+pub const SCORE_DONE: u64 = 1;
 
 #[repr(C)]
 pub struct Header {
     pub magic: u32, // PDF1, 0x31464450
     pub version: u16, // 1, or 2 if the policy needs a fact of version 2
-    pub hook: u16, // 1 plan, 2 place, 3 mint, 4 leg, 5 finish, 6 retain
+    pub hook: u16, // 1 plan, 2 place, 3 mint, 4 leg, 5 finish, 6 retain, 7 score
     pub header_size: u32, // 64; the facts begin there
     pub total_size: u32, // of the frame
     pub policy: u32, // index of the policy among those of its hook
-    pub out_flags: u32, // written by the guest: bit 0, the rows carry scores; bits 1 and 2, the better score: 0 not stated, 1 low, 2 high; bits 8 to 15, the unit of the scores: 0 none, 1 seconds, 2 tokens, 3 requests, 4 blocks
+    pub out_flags: u32, // written by the guest: bit 0, the rows carry scores; bits 1 and 2, the better score: 0 not stated, 1 low, 2 high; bits 8 to 15, the unit of the scores: 0 none, 1 seconds, 2 tokens, 3 requests, 4 blocks, 5 share (from 0 to 1)
     pub sequence: u64, // place: number of earlier placements among the same targets (one model, one shape of legs, one set of allowed engines; if conversations are needed, first turns count separately). Other hooks: number of earlier calls of this policy, over all instances of the module
     pub random: u64, // random number for this frame
     pub unix_ms: i64, // the host's clock
@@ -312,8 +314,10 @@ pub struct Detail {
     pub value_3: u32,
     pub name_4: u32,
     pub value_4: u32,
+    pub context_least: i32, // with context_most the lengths of prompts in tokens that the engine is for, by its label context_length or llm-d.ai/context-length-range, such as 0-4096; both 0: no such label
+    pub context_most: i32,
 }
-const _: () = assert!(core::mem::size_of::<Detail>() == 64);
+const _: () = assert!(core::mem::size_of::<Detail>() == 72);
 
 #[repr(C)]
 pub struct Prediction {
@@ -352,6 +356,36 @@ pub struct Declared {
     pub reserved_12: u32,
 }
 const _: () = assert!(core::mem::size_of::<Declared>() == 16);
+
+#[repr(C)]
+pub struct Score {
+    pub place: Place, // the facts of place
+    pub identity: Identity,
+    pub more: More, // details and predictions
+    pub traits: Traits,
+    pub headers: Headers,
+    pub phases: u32, // phases of the leg, as in roles of a row: 1 prefill, 2 decode, 3 both, for an aggregated request
+    pub prefill: i32, // row of the chosen prefill target, if the leg is decode of two legs; else -1
+    pub scorers: Table, // the scorers in their order
+    pub open: Table, // one byte for each row of the candidates: 1 if the row can take the leg and no scorer before has removed the row
+    pub scores: Table, // written by the guest: of the first scorer one for each row of the candidates, then those of the second scorer
+    pub reserved_220: u32,
+}
+const _: () = assert!(core::mem::size_of::<Score>() == 224);
+
+#[repr(C)]
+pub struct Asked {
+    pub scorer: u32, // index of the scorer among the policies of this hook
+    pub unit: u32, // written by the guest: unit of value, as in out_flags
+}
+const _: () = assert!(core::mem::size_of::<Asked>() == 8);
+
+#[repr(C)]
+pub struct RowScore {
+    pub score: f32, // 0 to 1, where 1 is best; below 0 removes the row. The host takes more than 1 as 1, and what is not a number as 0
+    pub value: f32, // fact of which the guest made the score, for explain
+}
+const _: () = assert!(core::mem::size_of::<RowScore>() == 8);
 /* end of the generated part */
 
 #[repr(align(8))]
@@ -459,6 +493,20 @@ pub fn declared(row: u32) -> Option<&'static Declared> {
     Some(unsafe { &*table.row::<Declared>(row as i32) })
 }
 
+impl Score {
+    /// Reports whether a row can take the leg.
+    pub fn is_open(&self, row: i32) -> bool {
+        bytes(self.open.at + row as u32, 1)[0] != 0
+    }
+
+    /// Sets the score of a row by a scorer, the i-th of the frame. value is the fact of which the
+    /// score was made. The answer of the hook is SCORE_DONE after all scores.
+    pub fn set(&mut self, i: u32, row: i32, score: f32, value: f32) {
+        let to = self.scores.row::<RowScore>((i * self.place.rows.rows) as i32 + row);
+        unsafe { *to = RowScore { score, value } }
+    }
+}
+
 impl Candidate {
     /// Reports whether two rows can be the legs of one request.
     pub fn can_pair(&self, other: &Candidate) -> bool {
@@ -525,6 +573,7 @@ hook!(on_place, pdproxy_v1_on_place, Place, $);
 hook!(on_mint, pdproxy_v1_on_mint, Mint, $);
 hook!(on_leg, pdproxy_v1_on_leg, Leg, $);
 hook!(on_retain, pdproxy_v1_on_retain, Retain, $);
+hook!(on_score, pdproxy_v1_on_score, Score, $);
 
 macro_rules! on_finish {
     ($hook:path) => {

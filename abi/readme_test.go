@@ -60,6 +60,12 @@ var layouts = map[string]map[string]int{
 	"Retain 2": {
 		"turns": gapsTurns, "back": gapsBack, "p50_ms": gapsP50, "p75_ms": gapsP75, "p90_ms": gapsP90, "p95_ms": gapsP95, "p99_ms": gapsP99, "end": gapsSize,
 	},
+	"Score 1": {
+		"place": 0, "identity": placeSize, "more": placeSize + identitySize, "traits": scoreTraits, "headers": scoreTraits + traitsSize,
+		"phases": scorePhases, "prefill": scorePrefill, "scorers": scoreScorers, "open": scoreOpen, "scores": scoreRows, "end": scoreSize,
+	},
+	"Score 2":    {"scorer": askedIndex, "unit": askedUnit, "end": askedSize},
+	"Score 3":    {"score": scoredScore, "value": scoredValue, "end": scoredSize},
 	"Identity 1": {"client": identityClient, "tenant": identityTenant, "class": identityClass, "end": identitySize},
 	"Details 1":  {"details": moreDetails, "predictions": morePredictions, "end": moreSize},
 	"Traits 1":   {"salt": traitsSalt, "remaining_ms": traitsRemaining, "adapter": traitsAdapter, "flags": traitsFlags, "end": traitsSize},
@@ -73,13 +79,13 @@ var layouts = map[string]map[string]int{
 		"zone": detailZone, "revision": detailRevision, "hardware": detailHardware, "weight": detailWeight, "running": detailRunning, "waiting": detailWaiting,
 		"name_0": detailLabels, "value_0": detailLabels + 4, "name_1": detailLabels + labelSize, "value_1": detailLabels + labelSize + 4,
 		"name_2": detailLabels + 2*labelSize, "value_2": detailLabels + 2*labelSize + 4, "name_3": detailLabels + 3*labelSize,
-		"value_3": detailLabels + 3*labelSize + 4, "name_4": detailLabels + 4*labelSize, "value_4": detailLabels + 4*labelSize + 4, "end": DetailSize,
+		"value_3": detailLabels + 3*labelSize + 4, "name_4": detailLabels + 4*labelSize, "value_4": detailLabels + 4*labelSize + 4, "context_least": detailContext, "context_most": detailContext + 4, "end": DetailSize,
 	},
 }
 
 // sizes are the sizes in bytes of the types in README.md. A field without a
 // type gives its size directly.
-var sizes = map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "text": 8, "table": 12, "gaps": gapsSize}
+var sizes = map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "text": 8, "table": 12, "gaps": gapsSize, "place": placeSize, "identity": identitySize, "more": moreSize, "traits": traitsSize, "headers": headersSize}
 
 // TestREADMELayouts: README.md and the code have the same fields at the same
 // offsets, without a gap between them.
@@ -197,6 +203,10 @@ func exampleFrames() map[string][]byte {
 			Request: r, Outcome: OutcomeOK, Flow: FlowPrefillFirst, Status: 200, Prefill: 1, Decode: 2, ID: 0x1007b010803, Attempts: 2,
 			Placed: 150, FirstByte: 250_000, Total: 900_000, PromptTokens: 100, CachedTokens: 64, OutputTokens: 16,
 		}),
+		"score": AppendScore(nil, h, &ScoreFacts{
+			PlaceFacts: &PlaceFacts{Request: r, Flow: FlowConcurrent, Fixed: -1, Sequence: h.Sequence, Random: h.Random, Candidates: candidates},
+			Phases:     RoleDecode, Prefill: 0, Open: []bool{false, true, true},
+		}, []uint32{0, 2}),
 		"retain": AppendRetain(nil, h, &RetainFacts{
 			ToolCall: true, MostMillis: 450_000, Tokens: 2048, Usage: 0.5,
 			Tools: Gaps{Turns: 16, Back: 0.75, P50: 250, P75: 500, P90: 1000, P95: 2000, P99: 4000},

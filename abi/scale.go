@@ -12,6 +12,7 @@ const (
 	UnitTokens   Scale = 2 << 8
 	UnitRequests Scale = 3 << 8
 	UnitBlocks   Scale = 4 << 8 // KV blocks
+	UnitShare    Scale = 5 << 8 // from 0 to 1
 
 	directionBits Scale = 3 << 1
 	unitBits      Scale = 0xff << 8
@@ -28,7 +29,7 @@ func (s Scale) Better() string {
 	return ""
 }
 
-// Unit returns the unit of the scores, "s", "tokens", "requests" or "blocks"; "": none, or not known.
+// Unit returns the unit of the scores, "s", "tokens", "requests", "blocks" or "share"; "": none, or not known.
 func (s Scale) Unit() string {
 	switch s & unitBits {
 	case UnitSeconds:
@@ -39,6 +40,8 @@ func (s Scale) Unit() string {
 		return "requests"
 	case UnitBlocks:
 		return "blocks"
+	case UnitShare:
+		return "share"
 	}
 	return ""
 }

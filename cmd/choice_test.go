@@ -110,7 +110,7 @@ func TestCompletion(t *testing.T) {
 		"quickstart sglang --out _":  folders,
 		"explain --token-file _":     anyFiles,
 		"explain _":                  wordsOnly,
-		"plugin new --kind _":        "place plan mint leg filter policy " + wordsOnly,
+		"plugin new --kind _":        "place plan mint leg score filter policy " + wordsOnly,
 		"plugin test --guest-log tr": "trace " + wordsOnly,
 	} {
 		words := strings.Fields(line)

@@ -166,6 +166,28 @@ func TestCheckAsJSON(t *testing.T) {
 	}
 }
 
+// TestCheckScorers: unknown scorers and wrong parameters have their lines.
+func TestCheckScorers(t *testing.T) {
+	path := write(t, "[policy]\nplace = 'scores'\n[[scores]]\nname = 's'\n[[scores.scorer]]\nname = 'prefx'\n[[scores.scorer]]\nname = 'prefix'\nparams = { match_length_weight = 2 }\n"+
+		"[[scores.scorer]]\nname = 'label_filter'\n[[scores.scorer]]\nname = 'queue'\n")
+	code, _, stderr := run("check", path)
+	for _, want := range []string{
+		`:6: scores[0].scorer[0].name: no built-in scorer is named "prefx"; there are prefix, queue, `, "did you mean prefix?",
+		":9: scores[0].scorer[1].params.match_length_weight: prefix: match_length_weight is 0 to 1, not 2",
+		":11: scores[0].scorer[2].name: label_filter: needs the parameter label, the name of a label of engines",
+	} {
+		if !strings.Contains(stderr, want) {
+			t.Errorf("%q is missing in\n%s", want, stderr)
+		}
+	}
+	if code != exit.Usage {
+		t.Errorf("exit %d", code)
+	}
+	if code, _, stderr := run("check", write(t, "[policy]\nplace = 'scores'\n")); code != exit.OK {
+		t.Errorf("the usual set: exit %d, %s", code, stderr)
+	}
+}
+
 // One run reports the problems of the text, of the files and of the plugins, each with its
 // line.
 func TestCheckAll(t *testing.T) {

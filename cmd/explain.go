@@ -25,7 +25,9 @@ func (a *app) explainCommand() *cobra.Command {
 		Long: `Show why each leg of a request ran on its engine: the candidates with their facts
 and scores, the legs with their times and the causes of failures, the reason if the proxy
 refused the request, each place at which the stream broke off and what followed, and every
-fallback. Scores have the unit and the direction that the policy states.
+fallback. Scores have the unit and the direction that the policy states. With policy.place =
+"scores" a table for each leg shows the contribution of each scorer to the sum of each
+candidate.
 
 The answer to a client has the id of its request in the header x-request-id.`,
 		Example: `  pdproxy explain 0198f3c2-7d1e-7c1a-9a53-0c7b1f6a2d10
@@ -89,7 +91,7 @@ func explanation(e *journal.Explanation) string {
 	if e.Turn > 0 {
 		say("turn %d of conversation %s", e.Turn, orNone(e.Conversation))
 	}
-	out.WriteString(legTable(e) + candidateTable(e))
+	out.WriteString(legTable(e) + scoreTables(e) + candidateTable(e))
 	for _, c := range e.Continuations {
 		say("the stream broke off at %s ms, behind %d tokens: %s", rounded(c.AtMS), c.Tokens, brokeOff(c))
 	}

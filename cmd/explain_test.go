@@ -98,6 +98,30 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// TestExplainScores: each leg has a table with the contribution of each scorer.
+func TestExplainScores(t *testing.T) {
+	sum := func(v float64) *float64 { return &v }
+	e := journal.Explanation{Scores: []journal.ExplainedScores{{
+		Leg: "prefill", Set: "chat", Scorers: []journal.ExplainedScorer{{Name: "label_filter", Weight: 1}, {Name: "prefix", Weight: 3, Unit: "tokens"}, {Name: "kv_usage", Weight: 2, Unit: "share"}},
+		Candidates: []journal.ExplainedScoredCandidate{
+			{Engine: "p0", Rank: 1, Chosen: true, Sum: sum(3.9), Scores: []journal.ExplainedScore{{}, {Score: 0.8, Value: 4096, Contribution: 2.4}, {Score: 0.75, Value: 0.25, Contribution: 1.5}}},
+			{Engine: "p1", Scores: []journal.ExplainedScore{{Removed: true}}},
+		},
+	}, {Leg: "decode", Set: "chat", Candidates: []journal.ExplainedScoredCandidate{{Engine: "d0", Sum: sum(0)}}}}}
+	const want = `
+PREFILL BY SET chat  RANK  SUM  label_filter × 1  prefix × 3              kv_usage × 2
+p0 (chosen)          1     3.9  0 (0)             2.4 (0.8, 4096 tokens)  1.5 (0.75, 25 %)
+p1                   0     -    removed           -                       -
+
+DECODE BY SET chat  RANK  SUM
+d0                  0     0
+a cell has weight × score, and in parentheses the score and the fact that it was made of
+`
+	if got := scoreTables(&e); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
 // TestExplainWritesNothingToTheTerminal: clients and engines choose texts, and no text has a
 // character that a terminal obeys.
 func TestExplainWritesNothingToTheTerminal(t *testing.T) {
@@ -108,6 +132,7 @@ func TestExplainWritesNothingToTheTerminal(t *testing.T) {
 	e.Candidates = []journal.ExplainedCandidate{{Engine: evil, Facts: map[string]any{"role": evil, "pair": evil, evil: evil}}}
 	e.Legs = []journal.ExplainedLeg{{Phase: evil, Engine: evil, Error: evil, Cause: evil}}
 	e.Fallbacks = []journal.ExplainedFallback{{What: evil, Reason: evil}}
+	e.Scores = []journal.ExplainedScores{{Leg: evil, Set: evil, Scorers: []journal.ExplainedScorer{{Name: evil, Unit: evil}}, Candidates: []journal.ExplainedScoredCandidate{{Engine: evil, Scores: []journal.ExplainedScore{{}}}}}}
 	e.Continuations = []journal.ExplainedContinuation{{Result: evil, Prefill: evil, Decode: evil}, {Result: "continued", GapMS: new(float64), Prefill: evil, Decode: evil}}
 	for status, answer := range map[int]any{
 		http.StatusOK:       e,

@@ -27,6 +27,7 @@ type replayFlags struct {
 	turns            bool
 	retains          []string
 	params           []string
+	config           string
 	variant          string
 	preset, model    string
 	runtime, html    string
@@ -85,8 +86,9 @@ the given one. The same kind and seed give the same trace.`,
 	f.BoolVar(&r.turns, "turns", false, "play the conversations of the trace, and measure retain policies")
 	f.StringArrayVar(&r.retains, "retain", nil, "built-in retain policy (%s), FILE.wasm, or FILE.wasm/NAME, for --turns or --agents; repeatable; default all built-in policies")
 	f.Float64Var(&r.fleet.Volatile, "volatile", 0, "share of sessions whose client changes the first block of each prompt, for --turns or --agents")
+	f.StringVar(&r.config, "config", "", "configuration whose [[scores]] and [[plugin]] --policy scores uses; default: the usual scorers")
 	f.StringVar(&r.variant, "variant", "", "KIND:SEED: play a trace made from the conversations of each trace; the kinds are %s")
-	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy (%s), FILE.wasm, or FILE.wasm/NAME for a module with several policies; repeatable; default all built-in policies")
+	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy (%s), FILE.wasm, or FILE.wasm/NAME for a module with several policies; scores, or scores/SET for one set of --config; repeatable; default all built-in policies but scores")
 	f.StringArrayVar(&r.params, "param", nil, "parameter of a built-in policy, such as kv_aware.patience=16; repeatable")
 	f.StringVar(&r.runtime, "runtime", "wasm", "runtime of the built-in policies: %s")
 	f.IntVar(&r.fleet.Prefill, "prefill", 4, "prefill instances")
@@ -115,10 +117,10 @@ func completeReplay(c *cobra.Command) {
 		_, _, ok := cutWasm(name)
 		return ok
 	}
-	choose(c, f, "policy", choice{allowed: policies.PlaceNames(), suffixes: []string{"wasm"}, other: isFile})
+	choose(c, f, "policy", choice{allowed: policies.PlaceNames(), suffixes: []string{"wasm"}, other: func(name string) bool { return isFile(name) || isScores(name) }})
 	choose(c, f, "retain", choice{allowed: policies.RetainNames(), suffixes: []string{"wasm"}, other: isFile})
 	completeFile(c, "jsonl", "trace")
-	completeFile(c, "toml", "model-file")
+	completeFile(c, "toml", "model-file", "config")
 	completeFile(c, "html", "html")
 }
 
@@ -162,7 +164,7 @@ func (a *app) replay(r *replayFlags) error {
 		for i, lab := range labs {
 			// Each run has a separate set, because a guest may keep state of an earlier
 			// run.
-			p, err := newPlacer(name, defaultRetain, params, r.runtime == "native", log)
+			p, err := r.newPlacer(name, defaultRetain, params, log)
 			if err != nil {
 				return fmt.Errorf("--policy %s: %w", name, err)
 			}

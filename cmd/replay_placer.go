@@ -25,19 +25,25 @@ type placer struct{ set *plugins.Set }
 // that is late by chance would make two runs differ.
 const replayBudget = 10 * time.Second
 
-// newPlacer loads the policies that place and retain, each a built-in one or one of a module.
-func newPlacer(name, retain string, params policies.Params, native bool, log *slog.Logger) (*placer, error) {
+// newPlacer loads the policies that place and retain, each a built-in one or one of a module. Sets of
+// scorers place too.
+func (r *replayFlags) newPlacer(name, retain string, params policies.Params, log *slog.Logger) (*placer, error) {
 	built, err := policies.New(params)
 	if err != nil {
 		return nil, err
 	}
 	cfg := plugins.Config{
 		Natives: node.Natives(built), Params: params.Text(), Plan: []string{"auto"}, Mint: "snowflake",
-		Native: native, Budget: replayBudget,
+		Budget: replayBudget,
 	}
 	cfg.Place = addPlugin(&cfg, name)
-	cfg.Native = native || len(cfg.Plugins) > 0 // a policy of a module needs no module of built-in ones
+	cfg.Native = r.runtime == "native" || len(cfg.Plugins) > 0 // a policy of a module needs no module of built-in ones
 	cfg.Retain = addPlugin(&cfg, retain)
+	if isScores(name) {
+		if err := r.addScores(&cfg, name); err != nil {
+			return nil, err
+		}
+	}
 	set, err := plugins.New(plugins.Deps{
 		Builtin:       policies.Wasm,
 		Meter:         func(string, string) policy.Meter { return nopMeter{} },

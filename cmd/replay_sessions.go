@@ -40,7 +40,7 @@ func (a *app) replaySessions(r *replayFlags, log *slog.Logger) error {
 		var rows []*replay.SessionRow
 		for _, retain := range r.retains {
 			for _, stable := range r.filters() {
-				p, err := newPlacer(r.policies[0], retain, params, r.runtime == "native", log)
+				p, err := r.newPlacer(r.policies[0], retain, params, log)
 				if err != nil {
 					return fmt.Errorf("--policy %s, --retain %s: %w", r.policies[0], retain, err)
 				}

@@ -92,6 +92,35 @@ func TestReplayWrites(t *testing.T) {
 	}
 }
 
+// TestReplayScores: the sets of a configuration place the trace, and the report has what each scorer
+// contributed.
+func TestReplayScores(t *testing.T) {
+	file, page := write(t, "[[scores]]\nname = 'one'\nmodels = ['nobody']\n[[scores.scorer]]\nname = 'prefix'\nweight = 4\n[[scores.scorer]]\nname = 'kv_usage'\n"), filepath.Join(t.TempDir(), "report.html")
+	code, out, errs := run(replayFleet("--trace", replayTrace, "--html", page, "--config", file, "--policy", "scores", "--policy", "scores/one", "--runtime", "native")...)
+	if code != exit.OK {
+		t.Fatalf("exit %d: %s", code, errs)
+	}
+	for _, want := range []string{
+		"scores: the scores of the chosen targets", "prefill     queue       2", "scores/one: the scores of the chosen targets", "prefill    prefix       4", "decode  kv_usage       1",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in %s", want, out)
+		}
+	}
+	if html, err := os.ReadFile(page); err != nil || !strings.Contains(string(html), "Scores of scores/one") {
+		t.Errorf("the page: %v", err)
+	}
+	for name, args := range map[string][]string{
+		`--config has no [[scores]] with the name "two"`:                {"--config", file, "--policy", "scores/two"},
+		"scores[0].scorer[0].name: no built-in scorer is named \"pre\"": {"--config", write(t, "[[scores]]\nname = 's'\n[[scores.scorer]]\nname = 'pre'\n"), "--policy", "scores"},
+		"no such file": {"--config", "/nonexistent.toml", "--policy", "scores"},
+	} {
+		if code, _, errs := run(replayFleet(append(args, "--trace", replayTrace)...)...); code == exit.OK || !strings.Contains(errs, name) {
+			t.Errorf("exit %d: %s, want %s", code, errs, name)
+		}
+	}
+}
+
 // A variant has its own name and requests. The same seed gives the same result.
 func TestReplayVariant(t *testing.T) {
 	args := []string{"--policy", "round_robin", "--runtime", "native", "--variant"}

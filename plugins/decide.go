@@ -46,7 +46,19 @@ func (s *Set) Plan(_ context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, by st
 // Place calls the place policy, as Plan does. The policy may write scores into the
 // candidates.
 func (s *Set) Place(_ context.Context, f *abi.PlaceFacts) (d abi.PlaceDecision, by string, ok bool) {
-	return ask(s, func(t *table) *placer { return &t.place }, (*policy.Policy).Place, f)
+	for {
+		t := s.table.Load()
+		if len(t.scores) == 0 {
+			return ask(s, func(t *table) *placer { return &t.place }, (*policy.Policy).Place, f)
+		}
+		d, reason := t.placeByScores(f)
+		switch {
+		case reason == "":
+			return d, Scores, true
+		case reason != policy.Closed || s.table.Load() == t:
+			return d, reason, false
+		}
+	}
 }
 
 // Mint calls the mint policy, as Plan does.

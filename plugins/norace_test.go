@@ -2,4 +2,7 @@
 
 package plugins
 
-const reloads = 100
+const (
+	reloads     = 100
+	raceEnabled = false
+)

@@ -8,7 +8,7 @@ import (
 // Row describes one policy or filter for operators.
 type Row struct {
 	Name    string // as the configuration has it
-	Phase   string // plan, place, mint, leg, finish, retain or filter
+	Phase   string // plan, place, score, mint, leg, finish, retain or filter
 	SHA256  string // of the module; "" for a policy that is compiled in
 	Runtime string // wasm or native
 	State   string // active, canary (takes a share), parked (failed too often) or failed (its new version cannot be used; this one serves)
@@ -30,6 +30,9 @@ func (s *Set) Rows() []Row {
 	}
 	rows = t.place.compiledIn.row(rows, abi.HookPlace)
 	rows = t.builtinRow(rows, t.place.wasm)
+	if len(t.scores) > 0 {
+		rows = s.scoreRow(rows, t)
+	}
 	rows = t.mint.compiledIn.row(rows, abi.HookMint)
 	rows = t.builtinRow(rows, t.mint.wasm)
 	rows = t.retain.compiledIn.row(rows, abi.HookRetain)
@@ -51,6 +54,17 @@ func (s *Set) Rows() []Row {
 		}
 	}
 	return rows
+}
+
+// scoreRow appends the row of the built-in scorers: one for all of them.
+func (s *Set) scoreRow(rows []Row, t *table) []Row {
+	if t.builtin == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.compiledIn(abi.HookScore, Scores).row(rows, abi.HookScore)
+	}
+	p, _ := t.builtin.version.Find(abi.HookScore, "")
+	return t.builtinRow(rows, p)
 }
 
 // row appends the row of a policy that is compiled in, if c is one.
@@ -85,9 +99,12 @@ func (t *table) builtinNamed(name string) (isNative, used bool) {
 			return true, true
 		}
 	}
+	if name == Scores && len(t.scores) > 0 && t.builtin == nil {
+		return true, true
+	}
 	if t.builtin != nil {
 		for _, q := range t.builtin.version.Policies() {
-			used = used || q.Name == name
+			used = used || q.Label == name
 		}
 	}
 	return false, used

@@ -24,8 +24,10 @@ type Config struct {
 	// The names of the policies in use. Each is the name of a built-in policy, the name
 	// of a plugin, or plugin/policy for one policy of a plugin with several.
 	Plan  []string // in priority order: the first that does not pass decides
-	Place string
+	Place string   // or Scores
 	Mint  string
+
+	Scores []ScoreSet // for Place = Scores; the last one matches every request
 
 	// Retain has no needs: its frame is the same for all policies.
 	Retain string
@@ -88,6 +90,7 @@ type Natives struct {
 	Needs func(name string) abi.Needs // the needs of a policy
 
 	Retain func(name string) (func(*abi.RetainFacts) abi.RetainDecision, bool)
+	Score  func(builtin string) (NativeScorer, bool) // by Scorer.Builtin
 }
 
 // Error names the part of a Config that cannot be used.

@@ -20,7 +20,8 @@ type table struct {
 	canaries []canary // they serve next to their predecessors in plugins
 
 	plan   []planner
-	place  placer
+	place  placer     // zero if scores place
+	scores []scoreSet // empty if place does
 	mint   minter
 	retain retainer
 	legs   []*policy.Policy // in the order of the configuration
@@ -50,10 +51,15 @@ type (
 func (d *decider[F, A]) decide(f F) A {
 	began := time.Now()
 	a := d.native(f)
-	took := time.Since(began)
-	d.calls.Observe(took)
-	d.meter.Observe(took)
+	d.observe(began)
 	return a
+}
+
+// observe counts a call that began at that time.
+func (c *compiledIn) observe(began time.Time) {
+	took := time.Since(began)
+	c.calls.Observe(took)
+	c.meter.Observe(took)
 }
 
 // compiledIn is the name of a policy that runs natively, and the figures of its
@@ -85,6 +91,9 @@ func (s *Set) resolve(t *table) error {
 	t.headers = nil
 	t.declare(t.place.wasm)
 	t.needs = t.place.needs | t.mint.needs
+	if err := s.resolveScores(t); err != nil {
+		return err
+	}
 	for i := range t.plan {
 		t.needs |= t.plan[i].needs
 		t.declare(t.plan[i].wasm)
@@ -125,7 +134,8 @@ func (s *Set) resolve(t *table) error {
 // resolveSingle finds the policies of the hooks that have one policy each.
 func (s *Set) resolveSingle(t *table) (err error) {
 	c := t.config
-	if t.place, err = find(s, t, abi.HookPlace, c.Place, c.Natives.Place); err != nil {
+	if t.place = (placer{}); t.byScores() {
+	} else if t.place, err = find(s, t, abi.HookPlace, c.Place, c.Natives.Place); err != nil {
 		return Errors{{Key: "policy.place", Err: err}}
 	}
 	if t.mint, err = find(s, t, abi.HookMint, c.Mint, c.Natives.Mint); err != nil {

@@ -45,6 +45,16 @@ func (p Params) Text() string {
 	return b.String()
 }
 
+// ScorerText returns the configuration text of the module in Wasm that adds these scorers, by their
+// IDs of package scorers.
+func ScorerText(ids []string) string {
+	var b strings.Builder
+	for _, id := range ids {
+		b.WriteString(builtin.ScorerLine + id + "\n")
+	}
+	return b.String()
+}
+
 // Set holds the built-in policies with their parameters. It is safe for
 // concurrent use.
 type Set struct{ all *builtin.Policies }

@@ -64,6 +64,7 @@ var (
 	legs     policies[func(*abi.LegFacts, *abi.Edits) abi.LegDecision]
 	finishes policies[func(*abi.FinishFacts)]
 	retains  policies[func(*abi.RetainFacts) abi.RetainDecision]
+	scorers  policies[func(*abi.ScoreFacts, *abi.Scores)]
 	needs    abi.Needs
 	headers  []string
 	config   string
@@ -112,6 +113,12 @@ func Finish(name string, policy func(*abi.FinishFacts), needs ...abi.Needs) {
 // Retain registers a retain policy.
 func Retain(name string, policy func(*abi.RetainFacts) abi.RetainDecision, needs ...abi.Needs) {
 	retains.add(name, policy, needs)
+}
+
+// Score registers a scorer for policy.place = "scores". It writes a score for each open candidate of
+// the leg.
+func Score(name string, scorer func(*abi.ScoreFacts, *abi.Scores), needs ...abi.Needs) {
+	scorers.add(name, scorer, needs)
 }
 
 // Need requests additional facts for all policies of the module.
@@ -182,6 +189,8 @@ func listed(h abi.Hook) ([]string, []abi.Needs) {
 		return legs.names, legs.needs
 	case abi.HookRetain:
 		return retains.names, retains.needs
+	case abi.HookScore:
+		return scorers.names, scorers.needs
 	}
 	return finishes.names, finishes.needs
 }

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -33,6 +34,15 @@ func init() {
 	Retain("tools", func(f *abi.RetainFacts) abi.RetainDecision {
 		return abi.RetainDecision{Millis: f.MostMillis, Likelihood: uint16(f.Tools.P90)}
 	})
+	Score("rows", func(f *abi.ScoreFacts, to *abi.Scores) {
+		to.Unit = abi.UnitBlocks
+		for i, open := range f.Open {
+			if open {
+				to.Rows[i] = abi.RowScore{Score: float32(i) / 4, Value: float32(i)}
+			}
+		}
+	}, abi.NeedTraits)
+	Score("not first", func(f *abi.ScoreFacts, to *abi.Scores) { to.Remove(0) })
 	Need(abi.NeedPrompt)
 	Need(abi.NeedPairs)
 	OnConfigure(func(text string) bool { return text != "bad" })
@@ -41,11 +51,11 @@ func init() {
 var finished []int64
 
 func TestList(t *testing.T) {
-	want := "plan strict\nplace last\nplace scored\nmint fixed\nleg edits\nfinish counts\nretain tools\n"
+	want := "plan strict\nplace last\nplace scored\nmint fixed\nleg edits\nfinish counts\nretain tools\nscore rows\nscore not first\n"
 	if got := list(); got != want {
 		t.Errorf("policies %q, want %q", got, want)
 	}
-	if got, want := listNeeds(), "place last 4\nfinish counts 18\n"; got != want {
+	if got, want := listNeeds(), "place last 4\nfinish counts 18\nscore rows 256\n"; got != want {
 		t.Errorf("needs of policies %q, want %q", got, want)
 	}
 	if needs != abi.NeedPrompt|abi.NeedPairs {
@@ -116,6 +126,32 @@ func TestLeg(t *testing.T) {
 	failed := abi.AppendLeg(nil, &abi.Header{}, &abi.LegFacts{Event: abi.LegFailed})
 	if d := onLeg(failed, nil); d != uint64(abi.LegGiveUp) {
 		t.Errorf("decision %d after a failure", d)
+	}
+}
+
+// TestScore: the scorers of a frame run in its order, and a row that one of them removes is closed for
+// the next ones.
+func TestScore(t *testing.T) {
+	f := &abi.ScoreFacts{PlaceFacts: &abi.PlaceFacts{Fixed: -1, Candidates: make([]abi.Candidate, 3)}, Phases: abi.RolePrefill, Prefill: -1, Open: []bool{true, true, false}}
+	frame := abi.AppendScore(nil, &abi.Header{}, f, []uint32{0, 1, 0})
+	if answer := onScore(frame); answer != abi.ScoreDone {
+		t.Fatalf("answer %d", answer)
+	}
+	rows, units := make([]abi.RowScore, 9), make([]abi.Scale, 3)
+	abi.ReadRowScores(frame, f, rows, units)
+	want := []abi.RowScore{{}, {Score: 0.25, Value: 1}, {}, {Score: abi.Removed}, {}, {}, {}, {Score: 0.25, Value: 1}, {}}
+	if !slices.Equal(rows, want) || !slices.Equal(units, []abi.Scale{abi.UnitBlocks, 0, abi.UnitBlocks}) {
+		t.Errorf("scores %v with %v", rows, units)
+	}
+	if n := testing.AllocsPerRun(10, func() { onScore(frame) }); n != 0 {
+		t.Errorf("got %v allocations", n)
+	}
+	for name, wrong := range map[string][]byte{
+		"another hook": abi.AppendMint(nil, &abi.Header{}, &abi.MintFacts{}), "no such scorer": abi.AppendScore(nil, &abi.Header{}, f, []uint32{2}),
+	} {
+		if answer := onScore(wrong); answer != 0 {
+			t.Errorf("%s: answer %d", name, answer)
+		}
 	}
 }
 

@@ -12,6 +12,8 @@ var (
 	legEdits    abi.Edits
 	finishFacts abi.FinishFacts
 	retainFacts abi.RetainFacts
+	scoreFacts  = abi.ScoreFacts{PlaceFacts: &placeFacts}
+	scoreOut    abi.Scores
 )
 
 // none is the answer of place to a frame that it cannot read: no row. The answer of retain is
@@ -88,6 +90,29 @@ func onRetain(frame []byte) uint64 {
 		return ^uint64(0)
 	}
 	return retains.funcs[abi.PolicyOf(frame)](&retainFacts).Pack()
+}
+
+// onScore calls the scorers of the frame in their order.
+func onScore(frame []byte) uint64 {
+	asked, rows, ok := abi.DecodeScore(frame, &scoreFacts, &placeSpare)
+	if !ok {
+		refuse(abi.HookScore)
+		return 0
+	}
+	nameHeaders(&placeFacts.Request)
+	n := len(placeFacts.Candidates)
+	scoreOut = abi.Scores{}
+	for i := range asked {
+		if int(asked[i].Index) >= len(scorers.funcs) {
+			refuse(abi.HookScore)
+			return 0
+		}
+		scoreOut.Close(scoreFacts.Open, rows[i*n:(i+1)*n])
+		scorers.funcs[asked[i].Index](&scoreFacts, &scoreOut)
+		asked[i].Unit = scoreOut.Unit
+	}
+	scoreOut.Close(scoreFacts.Open, nil)
+	return abi.ScoreDone
 }
 
 // nameHeaders gives the headers of the frame the names that the module declared.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/policies/builtin"
+	"github.com/pdproxy/pdproxy/policies/scorers"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
@@ -160,10 +161,25 @@ func (r *Report) judge(cfg *config.Config, registry *engine.Registry) {
 // placeNeeds returns whether the place policy uses the blocks that engines hold. The needs of a
 // policy of a plugin are not known here.
 func placeNeeds(cfg *config.Config) (uses, known bool) {
+	if cfg.ByScores() {
+		return scorersNeedBlocks(cfg), true
+	}
 	for _, p := range builtin.New().Places() {
 		if p.Name == cfg.Policy.Place {
 			return p.Needs&abi.NeedBlocks != 0, true
 		}
 	}
 	return false, false
+}
+
+// scorersNeedBlocks reports whether a built-in scorer of a set uses the blocks that engines hold.
+func scorersNeedBlocks(cfg *config.Config) bool {
+	for _, set := range append(slices.Clone(cfg.Scores), config.UsualScores()) {
+		for _, s := range set.Scorers {
+			if scorer, _, err := scorers.Check(s.Name, s.Params); err == nil && scorer.Needs&abi.NeedBlocks != 0 {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -83,6 +83,7 @@ func Natives(built *policies.Set) plugins.Natives {
 			f, ok := built.Retain(name)
 			return f, ok
 		},
+		Score: nativeScorer,
 		Needs: built.Needs,
 	}
 }
@@ -142,8 +143,11 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 	if problems := filterProblems(cfg); len(problems) > 0 {
 		return c, problems
 	}
+	if err := AddScores(&c, cfg); err != nil {
+		return c, err
+	}
 	for _, p := range cfg.Plugins {
-		c.Plugins = append(c.Plugins, pluginSpec(&p))
+		c.Plugins = append(c.Plugins, PluginSpec(&p))
 	}
 	return c, nil
 }
@@ -185,7 +189,8 @@ func paramProblems(cfg *config.Config) config.Problems {
 	return problems
 }
 
-func pluginSpec(p *config.Plugin) plugins.Spec {
+// PluginSpec converts a [[plugin]] to the form of package plugins.
+func PluginSpec(p *config.Plugin) plugins.Spec {
 	builtin, _ := p.Builtin()
 	return plugins.Spec{
 		Name: p.Name, Source: source.Source{Location: p.Path, Module: filters.Module(builtin), SHA256: p.SHA256, PublicKey: p.PublicKey, Signature: p.Signature}, Filter: p.Phase == config.PhaseFilter,

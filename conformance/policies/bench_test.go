@@ -73,6 +73,7 @@ func measure(b *testing.B, decide func(n uint64)) {
 		decide(n)
 		n++
 	}
+	b.ReportMetric(float64(times[samples/2]), "p50-ns")
 	b.ReportMetric(float64(times[samples*99/100]), "p99-ns")
 	b.ReportMetric(float64(times[samples*999/1000]), "p99.9-ns")
 }

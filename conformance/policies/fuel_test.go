@@ -19,19 +19,16 @@ import (
 // one call of a guest's function or one round of a loop, where a module that is not trusted has the
 // checks of its meter.
 func TestFuel(t *testing.T) {
-	checks := checkCounter(0)
-	ctx := experimental.WithFunctionListenerFactory(context.Background(), &checks)
-	w := &world{log: func(m string) { t.Errorf("log line of the guest: %s", m) }}
-	g := startIn(t, ctx, policies.Wasm(), w, host.LoadOptions{Guarded: true})
+	checks, g := startMetered(t, &world{log: func(m string) { t.Errorf("log line of the guest: %s", m) }})
 	fuel := func(name string, decide func(n uint64)) {
 		t.Helper()
 		const decisions = 100
 		decide(0)
-		before := checks
+		before := *checks
 		for n := range uint64(decisions) {
 			decide(n)
 		}
-		testbed.Cost(t, name+": fuel", float64(checks-before)/decisions)
+		testbed.Cost(t, name+": fuel", float64(*checks-before)/decisions)
 	}
 	f := busy(64)
 	for i, name := range policies.PlaceNames() {
@@ -46,6 +43,13 @@ func TestFuel(t *testing.T) {
 	ended := &abi.RetainFacts{ToolCall: true, MostMillis: 450_000, Tokens: 2048, Usage: 0.5, All: abi.Gaps{Turns: 64, Back: 0.5, P50: 500, P75: 1000, P90: 4000, P95: 8000, P99: 64000}}
 	fuel("retain likely", func(uint64) { g.retain(&abi.Header{}, ended) })
 	fuel("mint snowflake", func(uint64) { g.mint(&abi.Header{}, mint) })
+}
+
+// startMetered starts the built-in module in a world, with a counter of its checks.
+func startMetered(t *testing.T, w *world) (*checkCounter, *guest) {
+	checks := new(checkCounter)
+	ctx := experimental.WithFunctionListenerFactory(context.Background(), checks)
+	return checks, startIn(t, ctx, policies.Wasm(), w, host.LoadOptions{Guarded: true})
 }
 
 // checkCounter counts the checks of a meter. It changes the result of each call of meter.Pause, the

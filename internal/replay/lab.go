@@ -196,17 +196,22 @@ func (r *run) finished(j *job) {
 	}
 }
 
-// poll does the proxy's periodic work: it reads the use of memory and maintains the
+// poll does the proxy's periodic work: it reads the reports of the engines and maintains the
 // index.
 func (r *run) poll() {
 	if r.left == 0 {
 		return
 	}
 	for i, p := range r.ranks {
-		r.view.targets[i].usage = float32(p.cache.pinned()) / float32(p.cache.capacity)
+		t := &r.view.targets[i]
+		t.usage = float32(p.cache.pinned()) / float32(p.cache.capacity)
+		t.said.Waiting = int32(p.waiting())
+		t.said.Running = int32(len(p.queue)) - t.said.Waiting
 	}
 	for _, d := range r.decode {
-		r.view.targets[d.row].usage = float32(d.cache.pinned()) / float32(d.cache.capacity)
+		t := &r.view.targets[d.row]
+		t.usage = float32(d.cache.pinned()) / float32(d.cache.capacity)
+		t.said.Waiting, t.said.Running = int32(len(d.waiting)), int32(d.running)
 		if r.retention != nil {
 			r.retention.report(d)
 		}

@@ -49,6 +49,8 @@ type Row struct {
 	// prediction, of requests that had one; null if no request had one.
 	Predicted *float64 `json:"predicted_within_20,omitempty"`
 	Fallbacks int      `json:"fallbacks"` // decisions that the policy did not make, or made wrongly
+	// Scores are the scorers of a policy that has a set of scorers.
+	Scores []ScoreRow `json:"scores,omitempty"`
 
 	UncachedBlocks []int `json:"uncached_blocks"` // computed, by prefill rank
 	Routed         []int `json:"routed"`          // requests, by prefill rank
@@ -111,7 +113,7 @@ func (l *Lab) result(name string, r *run) *Result {
 	}
 	res.LoadCV, res.LoadMaxMin = spread(res.UncachedBlocks)
 	res.RoutedCV, res.RoutedMaxMin = spread(res.Routed)
-	res.Predicted = r.view.predicted.share()
+	res.Predicted, res.Scores = r.view.predicted.share(), r.view.scored.result()
 	res.DecisionsPerS = n / max(r.view.deciding, 1).Seconds()
 	return res
 }

@@ -32,6 +32,9 @@ func (r *Report) WriteTable(w io.Writer) error {
 			fmt.Fprintf(w, "\n%s left %d of %d decisions to least_load\n", row.Policy, row.Fallbacks, row.Requests)
 		}
 	}
+	if err := r.writeScores(w); err != nil {
+		return err
+	}
 	_, err := fmt.Fprintf(w, "\ngood: first token within %s, then %s a token on average\n", plot.Milliseconds(r.TTFTLimit), plot.Milliseconds(r.ITLLimit))
 	return err
 }

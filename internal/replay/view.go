@@ -31,7 +31,8 @@ type target struct {
 	facts abi.Candidate
 	load  load.Counter
 	slot  kvindex.Target
-	usage float32 // as polled
+	usage float32    // as polled
+	said  abi.Detail // as polled
 	queue predict.Target
 }
 
@@ -53,6 +54,7 @@ type view struct {
 	// token of requests that had a prediction.
 	prefill, decode predict.Engine
 	predicted       predicted
+	scored          scoreTally
 
 	facts     abi.PlaceFacts
 	sequence  [2]uint64 // of first turns, and of other turns
@@ -74,6 +76,7 @@ func newView(cfg *Config) *view {
 			c.Instance, c.Rank, c.Roles = uint32(1+cfg.Prefill+i-ranks), 0, abi.RoleDecode
 		}
 		c.BlockTokens = uint32(cfg.BlockTokens)
+		v.targets[i].said = abi.Detail{Weight: 1, Running: -1, Waiting: -1}
 		v.targets[i].facts, v.targets[i].slot = c, v.index.Add()
 	}
 	v.matches = make([]kvindex.Match, v.index.Targets())
@@ -103,6 +106,8 @@ func (v *view) place(p Placer, q *Request, now time.Duration) lease {
 	if !ok || !v.facts.Allows(d) {
 		v.fallbacks++
 		d = leastload.Place(&v.facts)
+	} else {
+		v.scored.add(&v.facts, d)
 	}
 	if needs&abi.NeedPredictions != 0 {
 		v.follow(q, &l, d, now)
@@ -117,7 +122,7 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 	*f = abi.PlaceFacts{
 		Request: abi.RequestFacts{PromptTokens: int64(q.InputLength), MaxTokens: -1, N: 1, Stream: true, Model: v.cfg.Model.Name},
 		Flow:    abi.FlowPrefillFirst, Fixed: -1,
-		Candidates: f.Candidates[:0], Pairs: f.Pairs[:0], Predictions: f.Predictions[:0],
+		Candidates: f.Candidates[:0], Pairs: f.Pairs[:0], Predictions: f.Predictions[:0], Details: f.Details[:0], Scores: f.Scores[:0],
 		Random: v.random.Uint64(),
 	}
 	// First turns are counted separately, so that a policy can spread them evenly.
@@ -156,6 +161,9 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 			}
 		}
 		f.Candidates = append(f.Candidates, c)
+		if needs&abi.NeedDetails != 0 {
+			f.Details = append(f.Details, t.said)
+		}
 		if needs&abi.NeedPredictions != 0 {
 			f.Predictions = append(f.Predictions, t.queue.Predict(v.engine(i), c.Roles, promptOf(q, &c), streamsOf(&c), epoch.Add(now)))
 		}

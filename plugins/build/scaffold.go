@@ -26,11 +26,12 @@ const (
 	Plan   Kind = "plan"
 	Mint   Kind = "mint"
 	Leg    Kind = "leg"
+	Score  Kind = "score" // a scorer for policy.place = "scores"
 	Filter Kind = "filter"
 )
 
 // Kinds are all kinds.
-var Kinds = []Kind{Place, Plan, Mint, Leg, Filter}
+var Kinds = []Kind{Place, Plan, Mint, Leg, Score, Filter}
 
 // Language is the language of a new plugin.
 type Language string
@@ -123,7 +124,7 @@ func newScaffold(o NewOptions) (*scaffold, error) {
 	case !goodName.MatchString(name):
 		return nil, fmt.Errorf("%q is not a name for a plugin: use letters, digits, - and _, and begin with a letter or a digit", name)
 	case !slices.Contains(Kinds, o.Kind):
-		return nil, fmt.Errorf("%q is not a kind of plugin: place, plan, mint, leg or filter", o.Kind)
+		return nil, fmt.Errorf("%q is not a kind of plugin: place, plan, mint, leg, score or filter", o.Kind)
 	case !slices.Contains(Languages, o.Language):
 		return nil, fmt.Errorf("%q is not a language: go, tinygo, rust or c", o.Language)
 	case o.SDKDir != "" && (o.Kind == Filter || o.Language != Go && o.Language != TinyGo):
@@ -207,13 +208,15 @@ func (s *scaffold) addGo(o NewOptions) error {
 // policyKeys returns the lines of the configuration that make a policy decide. A
 // policy in Go has a name of its own, the others the name of the plugin.
 func policyKeys(plugin string, kind Kind, language Language) string {
-	names := map[Kind]string{Place: "/fewest_tokens", Plan: "/short", Mint: "/ids"}
+	names := map[Kind]string{Place: "/fewest_tokens", Plan: "/short", Mint: "/ids", Score: "/few_requests"}
 	if language == C || language == Rust {
 		names = nil
 	}
 	switch name := plugin + names[kind]; kind {
 	case Leg:
 		return "# Leg policies of all plugins serve; [policy] does not name them.\n"
+	case Score:
+		return fmt.Sprintf("[policy]\nplace = \"scores\"\n\n[[scores]]\nname = \"all\"\n\n[[scores.scorer]]\nname = \"prefix\"    # built in\nweight = 3\n\n[[scores.scorer]]\nname = %q\nweight = 2\n\n", name)
 	case Plan:
 		return fmt.Sprintf("[policy]\norder = [%q, \"auto\"]    # auto decides if this policy passes\n\n", name)
 	default:

@@ -164,9 +164,15 @@ func (p *Policy) tryOn(m *vm) (reason string) {
 				func(a uint64) bool { _, ok := abi.UnpackPlan(a); return ok })
 		}
 	case abi.HookPlace:
-		for _, f := range trialTables(request, p.Needs|p.version.needs) {
+		for _, f := range trialTables(request, p.allNeeds()) {
 			ask(f.FrameSize(&p.layout), func(dst []byte, h *abi.Header) []byte { return abi.AppendPlace(dst, h, &f) },
 				func(a uint64) bool { return f.Allows(abi.UnpackPlace(a)) })
+		}
+	case abi.HookScore:
+		frames, scorers := p.scoreFrames(trialTables(request, p.allNeeds()))
+		for _, f := range frames {
+			ask(f.FrameSize(&p.layout, len(scorers)), func(dst []byte, h *abi.Header) []byte { return abi.AppendScore(dst, h, &f, scorers) },
+				func(a uint64) bool { return a == abi.ScoreDone })
 		}
 	case abi.HookMint:
 		f := abi.MintFacts{UnixMilli: time.Now().UnixMilli(), Counter: 1}

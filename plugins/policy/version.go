@@ -67,6 +67,7 @@ type Version struct {
 	needs    abi.Needs
 	headers  []string // that the module declares, in lower case
 	policies []*Policy
+	scorers  []Scorer // of the policy with the score hook
 	pool     *pool
 	trial    error
 	parked   atomic.Bool // it failed too often and is no longer called
@@ -197,11 +198,14 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 				v.add(h, "", 0)
 			}
 		}
+		if m.hooks[abi.HookScore] != nil {
+			v.scorers = []Scorer{{}}
+		}
 		return v.extend()
 	}
 	var count [abi.LastHook + 1]uint32
 	for line := range strings.Lines(list) {
-		if len(v.policies) == maxPolicies {
+		if len(v.policies)+len(v.scorers) >= maxPolicies {
 			return fmt.Errorf("read policies: there are more than %d", maxPolicies)
 		}
 		line = strings.TrimSpace(line)
@@ -215,10 +219,16 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 			return fmt.Errorf("read policies: %q is not a hook and a name", line)
 		case m.hooks[h] == nil:
 			return fmt.Errorf("read policies: %q without the export %s", line, h.Export())
-		case v.find(h, name) != nil:
+		case v.find(h, name) != nil || h == abi.HookScore && v.scorer(name) != nil:
 			return fmt.Errorf("read policies: %q is listed twice", line)
+		case h == abi.HookScore:
+			if count[h] == 0 {
+				v.add(h, "", 0)
+			}
+			v.scorers = append(v.scorers, Scorer{Name: name, Index: count[h]})
+		default:
+			v.add(h, name, count[h])
 		}
-		v.add(h, name, count[h])
 		count[h]++
 	}
 	return v.describeNeeds(ctx, m)
@@ -233,7 +243,11 @@ func (v *Version) describeNeeds(ctx context.Context, m *vm) error {
 	}
 	all, err := abi.ParsePolicyNeeds(list)
 	for _, n := range all {
-		if p := v.find(n.Hook, n.Name); p != nil {
+		if n.Hook == abi.HookScore {
+			if s := v.scorer(n.Name); s != nil {
+				s.Needs |= n.Needs
+			}
+		} else if p := v.find(n.Hook, n.Name); p != nil {
 			p.Needs |= n.Needs
 		}
 	}
@@ -243,7 +257,7 @@ func (v *Version) describeNeeds(ctx context.Context, m *vm) error {
 // extend selects the version and the facts of the frames of each policy, by its needs.
 func (v *Version) extend() error {
 	for _, p := range v.policies {
-		needs := p.Needs | v.needs
+		needs := p.allNeeds()
 		if needs&abi.NeedHeaders != 0 && len(v.headers) == 0 {
 			return fmt.Errorf("read headers: policy %s needs headers, but %s declares none", p.Label, abi.ExportHeaders)
 		}
@@ -256,6 +270,8 @@ func (v *Version) extend() error {
 func (v *Version) add(h abi.Hook, name string, index uint32) {
 	p := &Policy{version: v, Hook: h, Name: name, Label: v.opts.Name, index: index}
 	switch {
+	case v.opts.Name == "" && h == abi.HookScore:
+		p.Label = builtinScores
 	case v.opts.Name == "":
 		p.Label = name
 	case name != "":

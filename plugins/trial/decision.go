@@ -70,6 +70,8 @@ func (f *Frame) encode(h *abi.Header) []byte {
 		return abi.AppendLeg(nil, h, f.leg)
 	case abi.HookRetain:
 		return abi.AppendRetain(nil, h, f.retain)
+	case abi.HookScore:
+		return f.encodeScore(h)
 	default:
 		return abi.AppendFinish(nil, h, f.finish)
 	}
@@ -88,6 +90,8 @@ func (f *Frame) decision(answer uint64, scratch []byte, size int, h *abi.Header)
 		return planDecision{Plan: planNames[a.Decision], Status: a.Status, LimitMS: a.LimitMillis}, nil
 	case abi.HookPlace:
 		return f.placed(abi.UnpackPlace(answer), scratch[:size], h)
+	case abi.HookScore:
+		return f.scored(answer, scratch[:size])
 	case abi.HookMint:
 		switch {
 		case answer == 0:

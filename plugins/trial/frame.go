@@ -21,8 +21,9 @@ type Frame struct {
 	leg    *abi.LegFacts
 	finish *abi.FinishFacts
 	retain *abi.RetainFacts
+	score  *scoreLeg  // with place
 	http   *httpFrame // of a filter, hook is none
-	names  []string   // of the rows of a place frame, "engine/rank"
+	names  []string   // of the rows of a place or score frame, "engine/rank"
 }
 
 // frameHead holds the fields that every frame may have.

@@ -59,11 +59,12 @@ func readFrame(text json.RawMessage) (Frame, error) {
 	}
 	hook, ok := abi.ParseHook(head.Hook)
 	if !ok {
-		return Frame{}, fmt.Errorf("hook: %q is not plan, place, mint, leg, finish, retain or http", head.Hook)
+		return Frame{}, fmt.Errorf("hook: %q is not plan, place, mint, leg, finish, retain, score or http", head.Hook)
 	}
 	f, err := map[abi.Hook]func(json.RawMessage) (Frame, error){
 		abi.HookPlan: readPlan, abi.HookPlace: readPlace, abi.HookMint: readMint,
 		abi.HookLeg: readLeg, abi.HookFinish: readFinish, abi.HookRetain: readRetain,
+		abi.HookScore: readScore,
 	}[hook](text)
 	f.hook = hook
 	return f, err

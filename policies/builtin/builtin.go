@@ -21,6 +21,7 @@ import (
 	"github.com/pdproxy/pdproxy/policies/poweroftwo"
 	"github.com/pdproxy/pdproxy/policies/retain"
 	"github.com/pdproxy/pdproxy/policies/roundrobin"
+	"github.com/pdproxy/pdproxy/policies/scorers"
 	"github.com/pdproxy/pdproxy/policies/sglangcache"
 	"github.com/pdproxy/pdproxy/policies/sloaware"
 	"github.com/pdproxy/pdproxy/policies/snowflake"
@@ -47,6 +48,7 @@ type Policies struct {
 	dynamoCost   dynamocost.Params
 	sloAware     sloaware.Params
 	likely       likely.Params
+	scorers      []scorers.Scorer
 }
 
 // New returns the policies with the defaults of all parameters.
@@ -105,6 +107,19 @@ func (p *Policies) Retains() []Policy[func(*abi.RetainFacts) abi.RetainDecision]
 	}
 }
 
+// Scorers returns the scorers that the configuration has added, in its order. There is none without a
+// configuration.
+func (p *Policies) Scorers() []scorers.Scorer { return p.scorers }
+
+// AddScorer adds the scorer of an ID of package scorers.
+func (p *Policies) AddScorer(id string) error {
+	s, err := scorers.New(id)
+	if err == nil {
+		p.scorers = append(p.scorers, s)
+	}
+	return err
+}
+
 // Table returns the parameters of a policy, nil when it has none. A value set
 // in the table applies to the policy.
 func (p *Policies) Table(policy string) param.Table {
@@ -136,6 +151,9 @@ func Configured() []string {
 	return []string{"pd_auto", "conversation", "kv_aware", "pair_aware", "trtllm_kv_cache_aware", "sglang_cache_aware", "dynamo_cost", "slo_aware", "likely"}
 }
 
+// ScorerLine begins a line of the configuration text that adds a scorer.
+const ScorerLine = "score "
+
 // Set sets one parameter. The error names the policy, and the unknown parameter
 // or the bounds that the value exceeds.
 func (p *Policies) Set(policy, name string, value float64) error {
@@ -149,11 +167,18 @@ func (p *Policies) Set(policy, name string, value float64) error {
 	return nil
 }
 
-// Configure sets parameters from text, one a line as "kv_aware.patience=32".
+// Configure sets parameters from text, one a line as "kv_aware.patience=32", and adds scorers, one a line
+// as "score prefix" with an ID of package scorers.
 func (p *Policies) Configure(text string) error {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if line == "" {
+			continue
+		}
+		if id, ok := strings.CutPrefix(line, ScorerLine); ok {
+			if err := p.AddScorer(id); err != nil {
+				return err
+			}
 			continue
 		}
 		name, digits, _ := strings.Cut(line, "=")

@@ -14,7 +14,9 @@ type Param struct {
 	Name        string
 	Value       *float64 // the field
 	Labels      *Labels  // instead of Value
+	Text        *string  // instead of Value: words; SetText sets it
 	Default     float64
+	DefaultText string  // of Text
 	Least, Most float64 // the bounds, both included
 	Unit        string  // "" for a plain number
 	Meaning     string  // description for operators, without a verb and a full stop
@@ -27,9 +29,12 @@ type Table []Param
 // Reset sets every field to its default.
 func (t Table) Reset() {
 	for i := range t {
-		if t[i].Labels != nil {
+		switch {
+		case t[i].Labels != nil:
 			*t[i].Labels = Labels{}
-		} else {
+		case t[i].Text != nil:
+			*t[i].Text = t[i].DefaultText
+		default:
 			*t[i].Value = t[i].Default
 		}
 	}
@@ -42,7 +47,7 @@ func (t Table) Set(name string, value float64) error {
 	field, label, dotted := strings.Cut(name, ".")
 	for i := range t {
 		p := &t[i]
-		if p.Name != field || dotted != (p.Labels != nil) {
+		if p.Name != field || dotted != (p.Labels != nil) || p.Text != nil {
 			continue
 		}
 		if !(value >= p.Least && value <= p.Most) { // false for NaN, too
@@ -54,7 +59,41 @@ func (t Table) Set(name string, value float64) error {
 		*p.Value = value
 		return nil
 	}
+	return t.unknown(name)
+}
+
+// unknown is the error for a parameter that the table does not have.
+func (t Table) unknown(name string) error {
+	if len(t) == 0 {
+		return errors.New("no parameter " + strconv.Quote(name) + "; there is none")
+	}
 	return errors.New("no parameter " + strconv.Quote(name) + "; there are " + t.names())
+}
+
+// maxText bounds a text in bytes.
+const maxText = 256
+
+// SetText sets the field of that name from a text, which has a number if the parameter is no Text. On
+// an error nothing changes.
+func (t Table) SetText(name, text string) error {
+	for i := range t {
+		p := &t[i]
+		switch {
+		case p.Name != name:
+		case p.Text == nil:
+			number, err := strconv.ParseFloat(text, 64)
+			if err != nil {
+				return errors.New(name + " is a number, not " + strconv.Quote(text))
+			}
+			return t.Set(name, number)
+		case len(text) > maxText || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' || strings.ContainsRune("&=,?", r) }):
+			return errors.New(name + " has at most " + strconv.Itoa(maxText) + " bytes of ASCII without & = , and ?, not " + strconv.Quote(text))
+		default:
+			*p.Text = strings.Join(strings.Fields(text), " ")
+			return nil
+		}
+	}
+	return t.unknown(name)
 }
 
 // Key returns the name of the parameter in lists, with .LABEL if it has Labels.

@@ -4,6 +4,8 @@
 package main
 
 import (
+	"slices"
+
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/guest"
 	"github.com/pdproxy/pdproxy/policies/builtin"
@@ -33,6 +35,16 @@ func init() {
 		for _, p := range all.Places() { // parameters change the needs
 			guest.PlaceNeeds(p.Name, p.Needs)
 		}
+		var headers []string
+		for _, s := range all.Scorers() {
+			guest.Score(s.ID, s.Score, s.Needs)
+			for _, name := range s.Headers {
+				if !slices.Contains(headers, name) {
+					headers = append(headers, name)
+				}
+			}
+		}
+		guest.Headers(headers...)
 		return err == nil
 	})
 }

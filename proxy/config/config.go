@@ -36,6 +36,8 @@ type Config struct {
 	Limits Limits `toml:"limits"`
 	// Policy names the policies that decide.
 	Policy Policy `toml:"policy"`
+	// Scores are the sets of scorers for Policy.Place "scores", in the order of the file.
+	Scores []ScoreSet `toml:"scores"`
 	// Conversation configures how requests of one conversation are recognized.
 	Conversation Conversation `toml:"conversation"`
 	// KVIndex configures the index of the engines' KV blocks.

@@ -74,6 +74,10 @@ func (d *decoder) value(key string, datum any, v reflect.Value) {
 		d.params(key, datum, params)
 		return
 	}
+	if params, ok := v.Addr().Interface().(*ScorerParams); ok {
+		d.scorerParams(key, datum, params)
+		return
+	}
 	switch v.Kind() {
 	case reflect.Struct:
 		if t, ok := datum.(map[string]any); ok {
@@ -124,6 +128,10 @@ func (d *decoder) slice(key string, datum any, v reflect.Value) {
 			*e = DefaultTenant()
 		case *JWT:
 			*e = DefaultJWT()
+		case *ScoreSet:
+			*e = DefaultScoreSet()
+		case *Scorer:
+			*e = DefaultScorer()
 		}
 		d.value(indexKey(key, i), element, v.Index(i))
 	}

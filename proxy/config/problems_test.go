@@ -54,6 +54,22 @@ var problemCases = []struct {
 	{"colon in TOML", "[server]\nlisten: 'a:1'\n", []want{{"server", 2, `; TOML has "=" between key and value`}}},
 	{"no UTF-8", "[server]\nlisten = \"\xff\"\n", []want{{"server.listen", 2, "UTF-8"}}},
 
+	// Sets of scorers.
+	{"weights", "[[scores]]\nname = 's'\n[[scores.scorer]]\nname = 'prefix'\nweight = -1\n[[scores.scorer]]\nname = 'queue'\nweight = 1e9\nleg = 'both'\n[[scores.scorer]]\nweight = nan\n", []want{
+		{"scores[0].scorer[0].weight", 5, "must be from 0 to 1000000, found -1"}, {"scores[0].scorer[1].weight", 8, "found 1e+09"},
+		{"scores[0].scorer[1].leg", 9, `must be one of "", "prefill", "decode", found "both"`}, {"scores[0].scorer[2].name", 10, "is required"}, {"scores[0].scorer[2].weight", 11, "found NaN"},
+	}},
+	{"scorers in a line", "[[scores]]\nname = 's'\nscorer = [\n { name = 'prefix' },\n { name = 'queue', weight = 'much', params = { a = true, b = 1, c = 'x' } },\n]\n", []want{
+		{"scores[0].scorer[1].params.a", 5, "want float, found boolean"}, {"scores[0].scorer[1].weight", 5, "want float, found string"},
+	}},
+	{"names of sets", "[[scores]]\npicker = 'best'\n[[scores]]\nname = 's'\nclasses = ['no', '']\n[[scores]]\nname = 's'\nmodels = ['m', 'alias', '']\n[[model]]\nname = 'alias'\nalias_of = 'm'\n", []want{
+		{"scores[0].name", 1, "is required"}, {"scores[0].picker", 2, `must be one of "max_score", "weighted_random", found "best"`}, {"scores[1].classes[0]", 5, `no [[priority_class]] has the name "no"`},
+		{"scores[1].classes[1]", 5, `no [[priority_class]] has the name ""`}, {"scores[2].name", 7, `"s" is already the name of scores[1]`}, {"scores[2].models[1]", 8, `"alias" is a [[model]] that other models serve`}, {"scores[2].models[2]", 8, "is required"},
+	}},
+	{"parameters of a plugin's scorer", "[[plugin]]\nname = 'p'\npath = 'p.wasm'\n[[scores]]\nname = 's'\n[[scores.scorer]]\nname = 'p/mine'\nparams = { a = 1 }\n", []want{
+		{"scores[0].scorer[0].params", 8, "is for built-in scorers: a plugin reads the key config of its [[plugin]]"},
+	}},
+
 	// Sleep.
 	{"nobody waits for an engine that wakes", "[sleep]\nwake = true\n", []want{{"sleep.wake", 2, "needs limits.no_engine_timeout"}}},
 	{"no reports of sleep", "[sleep]\nwake = true\n[limits]\nno_engine_timeout = '1m'\n[health]\nload_interval = '0s'\n", []want{{"sleep.wake", 2, "needs health.load_interval"}}},
@@ -583,6 +599,9 @@ func TestWarnings(t *testing.T) {
 		{"ACME at port 443", twoEngines + "[server]\nlisten=':443'\n[server.acme]\ndomains=['a.example.org']\nstorage='s'\n", nil},
 		{"ACME with HTTP-01", twoEngines + "[server]\nlisten=':8443'\n[server.acme]\ndomains=['a.example.org']\nstorage='s'\nhttp_port=80\n", nil},
 		{"the server of Go's library", twoEngines + "[server]\nhttp1='nethttp'\n", []want{{"server.http1", 12, "is deprecated: 0.2.0 removes"}}},
+		{"sets of scorers without use", twoEngines + "[[scores]]\nname='a'\n", []want{{"scores[0].name", 12, `policy.place is not "scores"`}}},
+		{"a set for all requests before others", twoEngines + "[policy]\nplace='scores'\n[[scores]]\nname='a'\nmodels=['m']\n[[scores]]\nname='b'\n[[scores]]\nname='c'\n",
+			[]want{{"scores[2].name", 19, `the set "b" before it is for all requests`}}},
 		{"ranks of trtllm", "[[engine]]\nname='a'\nurl='http://a'\nrole='both'\nconnector='trtllm'\nranks=4\n",
 			[]want{{"engine[0].ranks", 6, "choose their ranks themselves"}}},
 		{"added engines", "[admin]\ntrust_added_engines = true\n[[engine]]\nname='a'\nurl='https://a'\nrole='both'\n",

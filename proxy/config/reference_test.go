@@ -62,12 +62,14 @@ func TestReferenceHasEveryKey(t *testing.T) {
 	cfg.Engines, cfg.Plugins, cfg.Upstreams = []Engine{DefaultEngine()}, []Plugin{DefaultPlugin()}, make([]Upstream, 1)
 	cfg.Models, cfg.Remotes = make([]Model, 1), make([]Remote, 1)
 	cfg.PriorityClasses = []PriorityClass{DefaultPriorityClass()}
+	cfg.Scores = []ScoreSet{DefaultScoreSet()}
+	cfg.Scores[0].Scorers = []Scorer{DefaultScorer()}
 	cfg.Tenants, cfg.JWTs = []Tenant{DefaultTenant()}, []JWT{DefaultJWT()}
 	example := map[string]bool{ // for these keys the file shows an example, not the default
 		"engine.name": true, "engine.url": true, "engine.role": true, "engine.connector": true,
 		"plugin.name": true, "plugin.path": true, "upstream.name": true, "upstream.url": true,
 		"priority_class.name": true, "model.name": true, "model.alias_of": true, "remote.name": true, "remote.url": true, "remote.model": true,
-		"tenant.name": true, "jwt.issuer": true, "jwt.audience": true, "jwt.jwks_url": true, "jwt.tenant": true,
+		"scores.name": true, "scores.scorer.name": true, "tenant.name": true, "jwt.issuer": true, "jwt.audience": true, "jwt.jwks_url": true, "jwt.tenant": true,
 	}
 	lines := strings.Split(text, "\n")
 	previous := map[string]int{}
@@ -108,8 +110,10 @@ func checkDefault(t *testing.T, key, plain, source string, v reflect.Value) {
 	t.Helper()
 	table := plain[:strings.LastIndexByte(plain, '.')]
 	header := "[" + table + "]\n"
-	if slices.Contains([]string{"engine", "plugin", "upstream", "model", "priority_class", "remote", "tenant", "jwt"}, table) {
+	if slices.Contains([]string{"engine", "plugin", "upstream", "model", "priority_class", "remote", "tenant", "jwt", "scores"}, table) {
 		header = "[[" + table + "]]\n"
+	} else if table == "scores.scorer" {
+		header = "[[scores]]\n[[scores.scorer]]\n"
 	}
 	var got Config
 	if problems := decodeTree(mustTree(t, header+source), &got); len(problems) > 0 {

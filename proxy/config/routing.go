@@ -11,7 +11,8 @@ type Policy struct {
 	Plan string `toml:"plan"`
 	// Place chooses the targets: round_robin, least_load, power_of_two,
 	// conversation, kv_aware, pair_aware, trtllm_kv_cache_aware,
-	// trtllm_conversation, sglang_cache_aware, dynamo_cost or slo_aware.
+	// trtllm_conversation, sglang_cache_aware, dynamo_cost, slo_aware, or scores for
+	// the weighted scorers of [[scores]].
 	// Default "least_load".
 	Place string `toml:"place"`
 	// Mint issues the disagg ids: snowflake. Default "snowflake".
@@ -159,7 +160,7 @@ func builtinPlans() []string { return []string{"auto", "always", "never", "pd_au
 func builtinPlaces() []string {
 	return []string{
 		"round_robin", "least_load", "power_of_two", "conversation", "kv_aware", "pair_aware",
-		"trtllm_kv_cache_aware", "trtllm_conversation", "sglang_cache_aware", "dynamo_cost", "slo_aware",
+		"trtllm_kv_cache_aware", "trtllm_conversation", "sglang_cache_aware", "dynamo_cost", "slo_aware", PlaceScores,
 	}
 }
 

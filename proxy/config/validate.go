@@ -21,6 +21,7 @@ func (c *Config) Validate() []Problem {
 	k.models()
 	k.remotes()
 	k.priorities()
+	k.scores()
 	k.tenants()
 	k.jwts()
 	k.engines()

@@ -34,6 +34,7 @@ func (c *Config) Warnings() []Problem {
 	if c.Sidecar.PickerInsecureSkipVerify {
 		k.add("sidecar.picker_insecure_skip_verify", "the proxy accepts any certificate: a host on the path can read prompts and choose engines")
 	}
+	k.warnScores()
 	k.problems.Sort()
 	return c.complete(k.problems)
 }

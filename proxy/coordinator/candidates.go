@@ -47,7 +47,7 @@ type table struct {
 // reset empties the table for a placement of a in p with these needs.
 func (t *table) reset(p *engine.Pool, a *PlacementRequest, needs abi.Needs, now time.Time) {
 	t.needs, t.turn, t.adapter, t.trials = needs, conversation.Turn{}, p.Adapter, false
-	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0], Details: t.place.Details[:0], Predictions: t.place.Predictions[:0]}
+	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0], Details: t.place.Details[:0], Predictions: t.place.Predictions[:0], Scores: t.place.Scores[:0]}
 	t.place.Request.Model = p.Model
 	if needs&abi.NeedTraits != 0 {
 		t.place.Request.Remaining = a.Remaining(now)

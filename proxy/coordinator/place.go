@@ -264,7 +264,7 @@ func (l *Local) choose(ctx context.Context, d Decider, t *table, g *committed, n
 		ok = false
 	}
 	if !ok {
-		g.Policy, t.place.Scored, t.place.Scale = native, false, 0
+		g.Policy, t.place.Scored, t.place.Scale, t.place.Scores = native, false, 0, t.place.Scores[:0]
 		if chosen, _, ok = l.fallback.Place(ctx, &t.place); !ok || !t.place.Allows(chosen) {
 			chosen = t.leastLoad()
 		}

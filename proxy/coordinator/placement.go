@@ -40,12 +40,12 @@ type Placement struct {
 	table *table
 }
 
-// Recycle returns the memory of Facts.Candidates and Targets to a pool and sets both to
+// Recycle returns the memory of Facts.Candidates, Facts.Scores and Targets to a pool and sets them to
 // nil. It is called at most once, after the last use of them. Without it the garbage
 // collector frees the memory.
 func (p *Placement) Recycle() {
 	if t := p.table; t != nil {
-		t.place.Candidates, t.targets = p.Facts.Candidates, p.Targets
+		t.place.Candidates, t.place.Scores, t.targets = p.Facts.Candidates, p.Facts.Scores, p.Targets
 		clear(t.targets) // so that the pool of tables keeps no instance alive
 		for i := range t.matched {
 			t.matched[i].Chain = Chain{} // do not retain the memory of the request
@@ -53,7 +53,7 @@ func (p *Placement) Recycle() {
 		t.matched = nil
 		t.tables.Put(t)
 	}
-	p.table, p.Facts.Candidates, p.Targets = nil, nil, nil
+	p.table, p.Facts.Candidates, p.Facts.Scores, p.Targets = nil, nil, nil, nil
 }
 
 // Fallback is one counted deviation from the configuration.

@@ -768,6 +768,7 @@ type Placed struct {
 	RowSize       uint32                 `protobuf:"varint,19,opt,name=row_size,json=rowSize,proto3" json:"row_size,omitempty"`
 	Rows          []byte                 `protobuf:"bytes,20,opt,name=rows,proto3" json:"rows,omitempty"`    // the candidates, in the layout of a policy's frame
 	Scale         uint32                 `protobuf:"varint,21,opt,name=scale,proto3" json:"scale,omitempty"` // of the scores: an abi.Scale
+	LegScores     []*LegScores           `protobuf:"bytes,22,rep,name=leg_scores,json=legScores,proto3" json:"leg_scores,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -949,6 +950,106 @@ func (x *Placed) GetScale() uint32 {
 	return 0
 }
 
+func (x *Placed) GetLegScores() []*LegScores {
+	if x != nil {
+		return x.LegScores
+	}
+	return nil
+}
+
+// LegScores is how a set of scorers chose the target of a leg.
+type LegScores struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Phases        uint32                 `protobuf:"varint,1,opt,name=phases,proto3" json:"phases,omitempty"` // an abi.Role
+	Set           string                 `protobuf:"bytes,2,opt,name=set,proto3" json:"set,omitempty"`
+	Names         []string               `protobuf:"bytes,3,rep,name=names,proto3" json:"names,omitempty"` // of the scorers, with weights and units
+	Weights       []float32              `protobuf:"fixed32,4,rep,packed,name=weights,proto3" json:"weights,omitempty"`
+	Units         []uint32               `protobuf:"varint,5,rep,packed,name=units,proto3" json:"units,omitempty"`    // an abi.Scale each
+	Scores        []float32              `protobuf:"fixed32,6,rep,packed,name=scores,proto3" json:"scores,omitempty"` // of each scorer for each of the rows
+	Values        []float32              `protobuf:"fixed32,7,rep,packed,name=values,proto3" json:"values,omitempty"` // of the scores
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LegScores) Reset() {
+	*x = LegScores{}
+	mi := &file_place_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LegScores) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LegScores) ProtoMessage() {}
+
+func (x *LegScores) ProtoReflect() protoreflect.Message {
+	mi := &file_place_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LegScores.ProtoReflect.Descriptor instead.
+func (*LegScores) Descriptor() ([]byte, []int) {
+	return file_place_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *LegScores) GetPhases() uint32 {
+	if x != nil {
+		return x.Phases
+	}
+	return 0
+}
+
+func (x *LegScores) GetSet() string {
+	if x != nil {
+		return x.Set
+	}
+	return ""
+}
+
+func (x *LegScores) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *LegScores) GetWeights() []float32 {
+	if x != nil {
+		return x.Weights
+	}
+	return nil
+}
+
+func (x *LegScores) GetUnits() []uint32 {
+	if x != nil {
+		return x.Units
+	}
+	return nil
+}
+
+func (x *LegScores) GetScores() []float32 {
+	if x != nil {
+		return x.Scores
+	}
+	return nil
+}
+
+func (x *LegScores) GetValues() []float32 {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
 // Fallback is a policy that was replaced, and the reason.
 type Fallback struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -960,7 +1061,7 @@ type Fallback struct {
 
 func (x *Fallback) Reset() {
 	*x = Fallback{}
-	mi := &file_place_proto_msgTypes[6]
+	mi := &file_place_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +1073,7 @@ func (x *Fallback) String() string {
 func (*Fallback) ProtoMessage() {}
 
 func (x *Fallback) ProtoReflect() protoreflect.Message {
-	mi := &file_place_proto_msgTypes[6]
+	mi := &file_place_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +1086,7 @@ func (x *Fallback) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fallback.ProtoReflect.Descriptor instead.
 func (*Fallback) Descriptor() ([]byte, []int) {
-	return file_place_proto_rawDescGZIP(), []int{6}
+	return file_place_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Fallback) GetWhat() string {
@@ -1014,7 +1115,7 @@ type LeaseUpdate struct {
 
 func (x *LeaseUpdate) Reset() {
 	*x = LeaseUpdate{}
-	mi := &file_place_proto_msgTypes[7]
+	mi := &file_place_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1026,7 +1127,7 @@ func (x *LeaseUpdate) String() string {
 func (*LeaseUpdate) ProtoMessage() {}
 
 func (x *LeaseUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_place_proto_msgTypes[7]
+	mi := &file_place_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1039,7 +1140,7 @@ func (x *LeaseUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseUpdate.ProtoReflect.Descriptor instead.
 func (*LeaseUpdate) Descriptor() ([]byte, []int) {
-	return file_place_proto_rawDescGZIP(), []int{7}
+	return file_place_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LeaseUpdate) GetLease() uint64 {
@@ -1077,7 +1178,7 @@ type Computed struct {
 
 func (x *Computed) Reset() {
 	*x = Computed{}
-	mi := &file_place_proto_msgTypes[8]
+	mi := &file_place_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1190,7 @@ func (x *Computed) String() string {
 func (*Computed) ProtoMessage() {}
 
 func (x *Computed) ProtoReflect() protoreflect.Message {
-	mi := &file_place_proto_msgTypes[8]
+	mi := &file_place_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1203,7 @@ func (x *Computed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Computed.ProtoReflect.Descriptor instead.
 func (*Computed) Descriptor() ([]byte, []int) {
-	return file_place_proto_rawDescGZIP(), []int{8}
+	return file_place_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Computed) GetLease() uint64 {
@@ -1155,7 +1256,7 @@ type Cleanup struct {
 
 func (x *Cleanup) Reset() {
 	*x = Cleanup{}
-	mi := &file_place_proto_msgTypes[9]
+	mi := &file_place_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1268,7 @@ func (x *Cleanup) String() string {
 func (*Cleanup) ProtoMessage() {}
 
 func (x *Cleanup) ProtoReflect() protoreflect.Message {
-	mi := &file_place_proto_msgTypes[9]
+	mi := &file_place_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1281,7 @@ func (x *Cleanup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cleanup.ProtoReflect.Descriptor instead.
 func (*Cleanup) Descriptor() ([]byte, []int) {
-	return file_place_proto_rawDescGZIP(), []int{9}
+	return file_place_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Cleanup) GetRequestId() string {
@@ -1246,7 +1347,7 @@ type CleanupCall struct {
 
 func (x *CleanupCall) Reset() {
 	*x = CleanupCall{}
-	mi := &file_place_proto_msgTypes[10]
+	mi := &file_place_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1359,7 @@ func (x *CleanupCall) String() string {
 func (*CleanupCall) ProtoMessage() {}
 
 func (x *CleanupCall) ProtoReflect() protoreflect.Message {
-	mi := &file_place_proto_msgTypes[10]
+	mi := &file_place_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1372,7 @@ func (x *CleanupCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CleanupCall.ProtoReflect.Descriptor instead.
 func (*CleanupCall) Descriptor() ([]byte, []int) {
-	return file_place_proto_rawDescGZIP(), []int{10}
+	return file_place_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CleanupCall) GetPhase() uint32 {
@@ -1376,7 +1477,7 @@ type Field struct {
 
 func (x *Field) Reset() {
 	*x = Field{}
-	mi := &file_place_proto_msgTypes[11]
+	mi := &file_place_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1489,7 @@ func (x *Field) String() string {
 func (*Field) ProtoMessage() {}
 
 func (x *Field) ProtoReflect() protoreflect.Message {
-	mi := &file_place_proto_msgTypes[11]
+	mi := &file_place_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1502,7 @@ func (x *Field) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Field.ProtoReflect.Descriptor instead.
 func (*Field) Descriptor() ([]byte, []int) {
-	return file_place_proto_rawDescGZIP(), []int{11}
+	return file_place_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Field) GetName() string {
@@ -1494,7 +1595,7 @@ const file_place_proto_rawDesc = "" +
 	"\x04kept\x18\n" +
 	" \x01(\bR\x04kept\x12\x13\n" +
 	"\x05by_id\x18\v \x01(\bR\x04byId\x12\x1c\n" +
-	"\tcontinues\x18\f \x01(\bR\tcontinues\"\xca\x04\n" +
+	"\tcontinues\x18\f \x01(\bR\tcontinues\"\x83\x05\n" +
 	"\x06Placed\x120\n" +
 	"\x06result\x18\x01 \x01(\x0e2\x18.pdproxy.fleet.PlacementR\x06result\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x14\n" +
@@ -1517,7 +1618,17 @@ const file_place_proto_rawDesc = "" +
 	"\x06scored\x18\x12 \x01(\bR\x06scored\x12\x19\n" +
 	"\brow_size\x18\x13 \x01(\rR\arowSize\x12\x12\n" +
 	"\x04rows\x18\x14 \x01(\fR\x04rows\x12\x14\n" +
-	"\x05scale\x18\x15 \x01(\rR\x05scale\"6\n" +
+	"\x05scale\x18\x15 \x01(\rR\x05scale\x127\n" +
+	"\n" +
+	"leg_scores\x18\x16 \x03(\v2\x18.pdproxy.fleet.LegScoresR\tlegScores\"\xab\x01\n" +
+	"\tLegScores\x12\x16\n" +
+	"\x06phases\x18\x01 \x01(\rR\x06phases\x12\x10\n" +
+	"\x03set\x18\x02 \x01(\tR\x03set\x12\x14\n" +
+	"\x05names\x18\x03 \x03(\tR\x05names\x12\x18\n" +
+	"\aweights\x18\x04 \x03(\x02R\aweights\x12\x14\n" +
+	"\x05units\x18\x05 \x03(\rR\x05units\x12\x16\n" +
+	"\x06scores\x18\x06 \x03(\x02R\x06scores\x12\x16\n" +
+	"\x06values\x18\a \x03(\x02R\x06values\"6\n" +
 	"\bFallback\x12\x12\n" +
 	"\x04what\x18\x01 \x01(\tR\x04what\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"V\n" +
@@ -1583,7 +1694,7 @@ func file_place_proto_rawDescGZIP() []byte {
 }
 
 var file_place_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_place_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_place_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_place_proto_goTypes = []any{
 	(Placement)(0),      // 0: pdproxy.fleet.Placement
 	(*Place)(nil),       // 1: pdproxy.fleet.Place
@@ -1592,12 +1703,13 @@ var file_place_proto_goTypes = []any{
 	(*Chain)(nil),       // 4: pdproxy.fleet.Chain
 	(*Turn)(nil),        // 5: pdproxy.fleet.Turn
 	(*Placed)(nil),      // 6: pdproxy.fleet.Placed
-	(*Fallback)(nil),    // 7: pdproxy.fleet.Fallback
-	(*LeaseUpdate)(nil), // 8: pdproxy.fleet.LeaseUpdate
-	(*Computed)(nil),    // 9: pdproxy.fleet.Computed
-	(*Cleanup)(nil),     // 10: pdproxy.fleet.Cleanup
-	(*CleanupCall)(nil), // 11: pdproxy.fleet.CleanupCall
-	(*Field)(nil),       // 12: pdproxy.fleet.Field
+	(*LegScores)(nil),   // 7: pdproxy.fleet.LegScores
+	(*Fallback)(nil),    // 8: pdproxy.fleet.Fallback
+	(*LeaseUpdate)(nil), // 9: pdproxy.fleet.LeaseUpdate
+	(*Computed)(nil),    // 10: pdproxy.fleet.Computed
+	(*Cleanup)(nil),     // 11: pdproxy.fleet.Cleanup
+	(*CleanupCall)(nil), // 12: pdproxy.fleet.CleanupCall
+	(*Field)(nil),       // 13: pdproxy.fleet.Field
 }
 var file_place_proto_depIdxs = []int32{
 	2,  // 0: pdproxy.fleet.Place.headers:type_name -> pdproxy.fleet.Header
@@ -1608,14 +1720,15 @@ var file_place_proto_depIdxs = []int32{
 	5,  // 5: pdproxy.fleet.Place.turn:type_name -> pdproxy.fleet.Turn
 	0,  // 6: pdproxy.fleet.Placed.result:type_name -> pdproxy.fleet.Placement
 	5,  // 7: pdproxy.fleet.Placed.turn:type_name -> pdproxy.fleet.Turn
-	7,  // 8: pdproxy.fleet.Placed.fallbacks:type_name -> pdproxy.fleet.Fallback
-	11, // 9: pdproxy.fleet.Cleanup.calls:type_name -> pdproxy.fleet.CleanupCall
-	12, // 10: pdproxy.fleet.CleanupCall.header:type_name -> pdproxy.fleet.Field
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	8,  // 8: pdproxy.fleet.Placed.fallbacks:type_name -> pdproxy.fleet.Fallback
+	7,  // 9: pdproxy.fleet.Placed.leg_scores:type_name -> pdproxy.fleet.LegScores
+	12, // 10: pdproxy.fleet.Cleanup.calls:type_name -> pdproxy.fleet.CleanupCall
+	13, // 11: pdproxy.fleet.CleanupCall.header:type_name -> pdproxy.fleet.Field
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_place_proto_init() }
@@ -1629,7 +1742,7 @@ func file_place_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_place_proto_rawDesc), len(file_place_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

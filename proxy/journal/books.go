@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/accesslog"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/connector"
@@ -144,13 +145,22 @@ type Ring struct {
 	ring [RingSize]Record // guarded by mu
 	puts uint64           // number of calls of put; guarded by mu
 
-	candidates int    // candidates for which the records have memory; guarded by mu
-	dropped    uint64 // the records of so many first puts have no memory for candidates; guarded by mu
+	candidates memory[candidate]    // guarded by mu
+	scores     memory[abi.RowScore] // guarded by mu
 }
 
 // maxCandidates limits the candidates that a Ring keeps, to about 27 MB: the candidates of a request
 // are as many as the targets of its model. With more than 64 of them, only the later records have theirs.
 const maxCandidates = 64 * RingSize
+
+// maxScores limits the scores of single scorers that a Ring keeps, to 16 MB.
+const maxScores = 512 * RingSize
+
+// memory counts the memory of a Ring for one kind of entries of its records.
+type memory[T any] struct {
+	entries int    // for which the records have memory
+	dropped uint64 // the records of so many first puts have no memory for entries
+}
 
 // maxKeptTiming limits the timing that an explanation keeps of a leg, in bytes.
 const maxKeptTiming = 1 << 10
@@ -161,9 +171,12 @@ func (s *Ring) put(r *Record) {
 	defer s.mu.Unlock()
 	kept := &s.ring[s.puts%RingSize]
 	s.puts++
-	rows, candidates, fallbacks := kept.rows, s.memoryFor(len(r.candidates), kept), kept.fallbacks[:0]
+	rows, fallbacks, scorings, units := kept.rows, kept.fallbacks[:0], kept.scorings[:0], kept.units[:0]
+	candidates := s.candidates.get(s, len(r.candidates), maxCandidates, kept, (*Record).dropCandidates)
+	scores := s.scores.get(s, len(r.scores), maxScores, kept, (*Record).dropScores)
 	*kept = *r
 	kept.candidates, kept.fallbacks = append(candidates, r.candidates...), append(fallbacks, r.fallbacks...)
+	kept.scorings, kept.scores, kept.units = append(scorings, r.scorings...), append(scores, r.scores...), append(units, r.units...)
 	kept.rows = slices.Grow(rows[:0], len(r.rows))[:len(r.rows)]
 	for i, row := range r.rows {
 		if kept.rows[i] == nil {
@@ -178,27 +191,41 @@ func (s *Ring) put(r *Record) {
 	}
 }
 
-// memoryFor returns the memory for n candidates of the last put: that of its slot, or that of the
-// oldest records, which lose their candidates. The caller holds mu.
-func (s *Ring) memoryFor(n int, slot *Record) []candidate {
-	memory := slot.candidates[:0]
-	if cap(memory) >= n {
-		return memory
+// dropCandidates returns the memory of the record's candidates, and drops them.
+func (r *Record) dropCandidates(oldest bool) []candidate {
+	entries := r.candidates
+	r.candidates, r.incomplete = nil, r.incomplete || oldest
+	return entries
+}
+
+// dropScores returns the memory of the record's scores, and drops them.
+func (r *Record) dropScores(bool) []abi.RowScore {
+	entries := r.scores
+	r.scores = nil
+	return entries
+}
+
+// get returns the memory for n entries of the last put of s: that of its slot, or that of the oldest
+// records, which lose their entries. drop takes the entries of a record; oldest is false for the slot.
+// The caller holds s.mu.
+func (m *memory[T]) get(s *Ring, n, most int, slot *Record, drop func(r *Record, oldest bool) []T) []T {
+	entries := drop(slot, false)[:0]
+	if cap(entries) >= n {
+		return entries
 	}
-	s.candidates -= cap(memory)
+	m.entries -= cap(entries)
 	if s.puts > RingSize {
-		s.dropped = max(s.dropped, s.puts-RingSize)
+		m.dropped = max(m.dropped, s.puts-RingSize)
 	}
-	for ; s.candidates+n > maxCandidates && s.dropped < s.puts-1; s.dropped++ {
-		oldest := s.at(s.dropped)
-		s.candidates -= cap(oldest.candidates)
-		memory, oldest.candidates, oldest.incomplete = oldest.candidates[:0], nil, true
+	for ; m.entries+n > most && m.dropped < s.puts-1; m.dropped++ {
+		entries = drop(s.at(m.dropped), true)[:0]
+		m.entries -= cap(entries)
 	}
-	if cap(memory) < n {
-		memory = make([]candidate, 0, n)
+	if cap(entries) < n {
+		entries = make([]T, 0, n)
 	}
-	s.candidates += cap(memory)
-	return memory
+	m.entries += cap(entries)
+	return entries
 }
 
 // at returns the record of the put with that number, counted from 0. Numbers that differ by

@@ -30,13 +30,15 @@ type Explanation struct {
 	// ErrorCode is the code of the error that the proxy itself answered.
 	ErrorCode string `json:"error_code,omitempty"`
 	// ScoreBetter is the better score of the candidates, "low" or "high", and ScoreUnit the unit of the
-	// scores, "s", "tokens", "requests" or "blocks", as far as the policy states them.
+	// scores, "s", "tokens", "requests", "blocks" or "share", as far as the policy states them.
 	ScoreBetter string               `json:"score_better,omitempty"`
 	ScoreUnit   string               `json:"score_unit,omitempty"`
 	Candidates  []ExplainedCandidate `json:"candidates"`
-	Legs        []ExplainedLeg       `json:"legs"`
-	Fallbacks   []ExplainedFallback  `json:"fallbacks"`
-	Notes       []string             `json:"notes,omitempty"` // notes of policies and filters
+	// Scores are the scores of each leg, if policy.place is "scores".
+	Scores    []ExplainedScores   `json:"scores,omitempty"`
+	Legs      []ExplainedLeg      `json:"legs"`
+	Fallbacks []ExplainedFallback `json:"fallbacks"`
+	Notes     []string            `json:"notes,omitempty"` // notes of policies and filters
 	// Continuations are the places at which the stream broke off.
 	Continuations []ExplainedContinuation `json:"continuations,omitempty"`
 	// Key and turn of the conversation. They are set if a policy needs conversations.
@@ -123,6 +125,9 @@ func (r *Record) explain() Explanation {
 	}
 	if r.incomplete {
 		e.Notes = append(slices.Clone(e.Notes), "the candidates of this request are no longer kept")
+	}
+	if e.Scores = r.explainScores(); len(e.Scores) < len(r.scorings) && !r.incomplete {
+		e.Notes = append(slices.Clone(e.Notes), "the scores of the single scorers are no longer kept")
 	}
 	if r.scored {
 		e.ScoreBetter, e.ScoreUnit = r.scale.Better(), r.scale.Unit()

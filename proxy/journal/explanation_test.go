@@ -351,12 +351,12 @@ func TestRingLimitsCandidates(t *testing.T) {
 	for range 3 * RingSize {
 		put(1000)
 		put(3)
-		if s.candidates > maxCandidates {
-			t.Fatalf("%d candidates after %d records", s.candidates, n)
+		if s.candidates.entries > maxCandidates {
+			t.Fatalf("%d candidates after %d records", s.candidates.entries, n)
 		}
 	}
-	if sum := held(); sum != s.candidates {
-		t.Errorf("the records have memory for %d candidates, counted are %d", sum, s.candidates)
+	if sum := held(); sum != s.candidates.entries {
+		t.Errorf("the records have memory for %d candidates, counted are %d", sum, s.candidates.entries)
 	}
 	shows(put(1000), 1000, true)
 	shows(fmt.Sprint("r", n-200), 1000, true)

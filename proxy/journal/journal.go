@@ -123,6 +123,7 @@ func (j *Journal) Placed(p *coordinator.Placement, promptTokens int64) {
 	for i := range p.Facts.Candidates {
 		j.candidates = append(j.candidates, candidate{engine: p.Targets[i].Name(), facts: p.Facts.Candidates[i]})
 	}
+	j.noteScores(p)
 	j.notes = append(j.notes, p.Notes...)
 	p.Recycle()
 	j.last = coordinator.Pair{Prefill: p.Prefill, Decode: p.Decode}
@@ -326,5 +327,9 @@ func (j *Journal) Close() {
 	j.books.Running.remove(&j.view)
 	clear(j.candidates)
 	clear(j.rows)
-	*j = Journal{Record: Record{rows: j.rows[:0], candidates: j.candidates[:0], fallbacks: j.fallbacks[:0]}}
+	clear(j.scorings)
+	*j = Journal{Record: Record{
+		rows: j.rows[:0], candidates: j.candidates[:0], fallbacks: j.fallbacks[:0],
+		scorings: j.scorings[:0], scores: j.scores[:0], units: j.units[:0],
+	}}
 }

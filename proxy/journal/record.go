@@ -38,8 +38,11 @@ type Record struct {
 	incomplete      bool      // the candidates are no longer kept
 	scored          bool      // the policy gave the candidates scores
 	scale           abi.Scale // of the scores
-	notes           []string  // notes of policies, then notes of filters
-	rows            []*Leg    // of the legs; the caller of BeginLeg owns their memory
+	scorings        []scoring
+	scores          []abi.RowScore // of scorings, if they are kept
+	units           []abi.Scale    // of the scorers of scorings
+	notes           []string       // notes of policies, then notes of filters
+	rows            []*Leg         // of the legs; the caller of BeginLeg owns their memory
 	fallbacks       []coordinator.Fallback
 	seams           []seam // of the stream
 }

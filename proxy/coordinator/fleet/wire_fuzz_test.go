@@ -140,10 +140,13 @@ func TestReplies(t *testing.T) {
 	p := w.Must(t, a)
 	p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
 	p.Facts.Scored, p.Facts.Scale = true, abi.LowWins|abi.UnitSeconds
+	scored := p.Facts.AddScores(abi.RolePrefill, "chat", []abi.NamedScorer{{Name: "prefix", Weight: 3}, {Name: "queue", Weight: 0.5}})
+	copy(scored.Units, []abi.Scale{abi.UnitTokens, abi.UnitRequests})
+	copy(scored.Rows, []abi.RowScore{{Score: 0.5, Value: 100}, {Score: abi.Closed}, {Score: 1, Value: 2}, {Score: abi.Removed}})
 	b := appendPlaced(nil, new(fleetpb.Placed), a, p, nil)
 	g, charge := &granted{}, new(coordinator.Charge)
 	if err := readPlaced(b, new(fleetpb.Placed), placetest.NewPlacementRequest(), g, charge, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
-		!reflect.DeepEqual(g.Facts.Candidates, p.Facts.Candidates) || !reflect.DeepEqual(g.Targets, p.Targets) ||
+		!reflect.DeepEqual(g.Facts.Candidates, p.Facts.Candidates) || !reflect.DeepEqual(g.Targets, p.Targets) || !reflect.DeepEqual(g.Facts.Scores, p.Facts.Scores) ||
 		!g.Facts.Scored || g.Facts.Scale != p.Facts.Scale || !reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || *charge != p.Lease.Charge() {
 		t.Errorf("readPlaced = %v, %+v", err, g.Placement)
 	}

@@ -38,6 +38,7 @@ func appendPlaced(dst []byte, m *fleetpb.Placed, a *coordinator.PlacementRequest
 	}
 	m.Notes = append(m.Notes, p.Notes...)
 	m.RowSize, m.Rows = abi.RowSize, abi.AppendRows(m.Rows[:0], p.Facts.Candidates)
+	putScores(m, p)
 	return fleetpb.AppendFast(dst, m)
 }
 
@@ -121,13 +122,19 @@ func (g *granted) readPlaced(m *fleetpb.Placed, n Numbers, known names) bool {
 		rows = abi.ReadRows(g.Facts.Candidates[:0], m.Rows)
 	}
 	g.Facts.Candidates, g.Targets = rows[:0], g.Targets[:0]
+	var listed []bool // of each row
 	for _, c := range rows {
-		if instance := n.Instance(c.Instance); instance != nil {
+		instance := n.Instance(c.Instance)
+		if len(m.LegScores) > 0 {
+			listed = append(listed, instance != nil)
+		}
+		if instance != nil {
 			c.Instance = instance.ID
 			g.Facts.Candidates = append(g.Facts.Candidates, c)
 			g.Targets = append(g.Targets, engine.Target{Instance: instance, Rank: int(c.Rank)})
 		}
 	}
+	g.readScores(m, listed, known)
 	return true
 }
 

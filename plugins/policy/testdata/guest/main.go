@@ -279,3 +279,33 @@ func onFinish(ptr *byte, size uint32) {
 	}
 	misbehave(told("finish", finish.Request.Model))
 }
+
+var scoreFacts = abi.ScoreFacts{PlaceFacts: &placeFacts}
+
+//go:wasmexport pdproxy_v1_on_score
+func onScore(ptr *byte, size uint32) uint64 {
+	asked, scores, ok := abi.DecodeScore(frame(ptr, size), &scoreFacts, &rows)
+	if !ok {
+		return 0
+	}
+	do := told("score", placeFacts.Request.Model)
+	misbehave(do)
+	if do == "nonsense" {
+		return 7
+	}
+	n := len(placeFacts.Candidates)
+	for i := range asked { // the later the row, the better, or with "first" the earlier
+		asked[i].Unit = abi.UnitBlocks
+		for row := range n {
+			score := float32(row+1) / float32(n)
+			switch {
+			case do == "first":
+				score = 1 - score
+			case do == "odd" && row%2 == 1, do == "all":
+				score = abi.Removed
+			}
+			scores[i*n+row] = abi.RowScore{Score: score, Value: float32(row)}
+		}
+	}
+	return abi.ScoreDone
+}
