@@ -48,7 +48,7 @@ func TestUnknownValues(t *testing.T) {
 		"quickstart nixl":                      `quickstart: the command must be one of "sglang", `,
 		"quickstart push":                      `did you mean vllm-nixl-push?`,
 		"quickstart vllm-p2p-nccl --prefill 2": `quickstart: the command "vllm-p2p-nccl" is retired`,
-		"import llmd x":                        `did you mean llm-d?`,
+		"import llm x":                         `did you mean llm-d?`,
 		"import vllm x":                        `import: the command must be one of "dynamo", "litellm", "llm-d", "production-stack", "sglang-router", "trtllm", "vllm-router", found "vllm", did you mean vllm-router?`,
 		"demo --place kv":                      `"kv_aware", "pair_aware", `,
 		"statu":                                `pdproxy: the command must be one of "admin-token", "bench", `,

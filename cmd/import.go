@@ -25,12 +25,14 @@ func (a *app) importCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	llmd := a.importFile("llm-d", "values.yaml", "Convert an EndpointPickerConfig, Helm values, or the flags or the configuration of pd-sidecar of llm-d", importer.LLMD, &force)
+	llmd.Aliases = []string{"llmd"}
 	c.PersistentFlags().BoolVar(&force, "force", false, "leave out settings that change what a request does and have no equivalent")
 	c.AddCommand(a.importTRTLLM(&force),
 		a.importFlags("vllm-router", "of vllm-router", importer.VLLMRouter, &force),
 		a.importFlags("sglang-router", "of SGLang's model gateway (sglang-router, smg)", importer.SGLangRouter, &force),
 		a.importFile("production-stack", "values.yaml", "Convert the flags or the Helm values of vLLM's production stack", importer.ProductionStack, &force),
-		a.importFile("llm-d", "values.yaml", "Convert an EndpointPickerConfig, Helm values, or the flags or the configuration of pd-sidecar of llm-d", importer.LLMD, &force),
+		llmd,
 		a.importFile("dynamo", "graph.yaml", "Convert the flags of Dynamo's frontend or a DynamoGraphDeployment", importer.Dynamo, &force),
 		a.importFile("litellm", "config.yaml", "Convert the config.yaml of LiteLLM's proxy", importer.LiteLLM, &force))
 	return c

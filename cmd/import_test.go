@@ -47,6 +47,7 @@ func TestImport(t *testing.T) {
 		"force of nothing":      {[]string{"import", "trtllm", "--force", imports + "trtllm-static.yaml"}, exit.OK, `url = "http://p0.lab:7001"`, ""},
 		"no force for mistakes": {[]string{"import", "--force", "trtllm", badYAML}, exit.Usage, "", badYAML + ": line 2: port: is given twice"},
 		"llm-d sidecar":         {[]string{"import", "llm-d", imports + "llmd-sidecar.flags"}, exit.OK, `local = "https://localhost:8200"`, "no remote engine"},
+		"llmd":                  {[]string{"import", "llmd", imports + "llmd-picker-pd.yaml"}, exit.OK, `place = "scores"`, "line 17: plugin load, headroom: "},
 		"llm-d picker":          {[]string{"import", "llm-d", imports + "llmd-picker-pd.yaml"}, exit.OK, `plan = "pd_auto"`, "role both"},
 		"litellm":               {[]string{"import", "litellm", imports + "litellm-config.yaml", "--force"}, exit.OK, `url = "http://10.0.0.6:8000"`, "azure"},
 		"production-stack":      {[]string{"import", "production-stack", imports + "stack-disaggregated.flags"}, exit.OK, `role = "prefill"`, "vllm-store"},

@@ -48,7 +48,7 @@ type value string
 // sectionOrder is the order of the reference config.toml.
 func sectionOrder() []string {
 	return []string{"server", "server.tls", "server.auth", "admin", "timeouts", "limits", "policy", "policy.params.pd_auto", "policy.params.sglang_cache_aware",
-		"policy.params.trtllm_kv_cache_aware", "conversation", "epp", "epp.tls", "sidecar", "engine", "model", "remote", "health", "retry", "circuit",
+		"policy.params.trtllm_kv_cache_aware", "scores", "kv_index", "conversation", "epp", "epp.tls", "sidecar", "engine", "model", "remote", "health", "retry", "circuit",
 		"trtllm", "discovery.moriio", "discovery.trtllm", "discovery.kubernetes", "discovery.kubernetes.engine", "discovery.kubernetes.pool", "fleet"}
 }
 
@@ -116,7 +116,8 @@ func (d *document) text(uncommented bool) string {
 	b.WriteString("# Lines that begin with \"#\" and no space need a check or a change by you first; the comments name it.\n")
 	order := sectionOrder()
 	sections := slices.Clone(d.sections)
-	slices.SortStableFunc(sections, func(x, y *section) int { return slices.Index(order, x.name) - slices.Index(order, y.name) })
+	place := func(s *section) int { return slices.Index(order, strings.TrimSuffix(s.name, ".scorer")) } // a scorer follows its set
+	slices.SortStableFunc(sections, func(x, y *section) int { return place(x) - place(y) })
 	for _, s := range sections {
 		s.render(&b, uncommented)
 	}

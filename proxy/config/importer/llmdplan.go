@@ -1,19 +1,46 @@
 package importer
 
-import "cmp"
+import (
+	"cmp"
+	"slices"
+)
 
-// plan chooses the plan policy by the handler of the profiles and its decider.
+// plan chooses the plan policy by the handler of the profiles and its decider. The handlers that run
+// one profile never split a request. A handler that the reader does not know leaves the default.
 func (p *picker) plan() {
-	for _, name := range p.names {
-		switch handler := p.plugins[name]; handler.kind {
-		case "pd-profile-handler":
-			p.pdHandler(handler)
-			return
-		case "disagg-profile-handler":
-			p.disaggHandler(handler)
-			return
-		}
+	switch handler := p.firstOf(slices.Concat(profileHandlers(), []string{singleHandler, dataParallelHandler, headerHandler})...); {
+	case handler == nil && len(p.profiles) == 1 && !p.unknown():
+		p.doc.set("policy", "plan", text("never"), "llm-d runs the only profile, without prefill")
+	case handler == nil:
+	case handler.kind == "pd-profile-handler":
+		p.pdHandler(handler)
+	case handler.kind == "disagg-profile-handler":
+		p.disaggHandler(handler)
+	case handler.kind == headerHandler:
+		p.headerHandler(handler)
+	default:
+		p.doc.set("policy", "plan", text("never"), handler.kind+" runs one profile, without prefill")
 	}
+}
+
+// The handlers that run one profile for a request.
+const (
+	singleHandler       = "single-profile-handler"
+	dataParallelHandler = "data-parallel-profile-handler"
+	headerHandler       = "header-profile-handler"
+)
+
+// unknown reports whether the file has a plugin of an unknown type, which may be a handler.
+func (p *picker) unknown() bool {
+	return slices.ContainsFunc(p.names, func(name string) bool { return !p.known[p.plugins[name].kind] })
+}
+
+// headerHandler reads header-profile-handler (profilehandler/headerprofile). llm-d's coordinator calls
+// the picker once for each leg, and names the profile of the leg in a header.
+func (p *picker) headerHandler(h *pickerPlugin) {
+	p.unequal(h.line, h.key(""), "the proxy runs the legs of a request itself: no header names a profile, and plan decides about prefill")
+	h.parameters.take("headerName")
+	h.parameters.take("defaultProfile")
 }
 
 // newAPI is the group of an EndpointPickerConfig since v0.9.0 of llm-d-router (deploy/config).
@@ -29,7 +56,7 @@ const newAPI = "llm-d.ai/v1alpha1"
 //     pkg/epp/framework/plugins/scheduling/profilehandler/disagg).
 //
 // Since v0.6 the picker does not start if the file does not declare the decider.
-func (p *picker) pdHandler(h pickerPlugin) {
+func (p *picker) pdHandler(h *pickerPlugin) {
 	const key = "plugins.parameters.deciderPluginName"
 	threshold, at, first := p.integer(h.parameters, "threshold", 0, 1<<30)
 	ref, e, named := p.text(h.parameters, "deciderPluginName")
@@ -77,7 +104,7 @@ func (p *picker) local(tokens int, comment string) {
 
 // disaggHandler reads disagg-profile-handler (disagg_profile_handler.go in llm-d-router), with
 // its nested and its flat parameters. Without a decider for prefill llm-d runs decode alone.
-func (p *picker) disaggHandler(h pickerPlugin) {
+func (p *picker) disaggHandler(h *pickerPlugin) {
 	deciders, _, _ := p.sub(h.parameters, "deciders")
 	ref, e, ok := p.text(deciders, "prefill")
 	for _, flat := range []string{"prefillDeciderPluginName", "deciderPluginName"} {
@@ -89,7 +116,7 @@ func (p *picker) disaggHandler(h pickerPlugin) {
 	if !found {
 		encode, at, found = p.text(h.parameters, "encodeDeciderPluginName")
 	}
-	if found {
+	if found && encode != "" {
 		p.doc.note(at.line, "deciders.encode", "%s: add the encoders as engines of role encode; each request with an image then has an encode leg", text(encode))
 	}
 	order, line, _ := p.text(h.parameters, "stageOrder")
@@ -121,7 +148,7 @@ func (p *picker) decider(name string, line int, key string) {
 }
 
 // prefixDecider reads prefix-based-pd-decider (prefix_based_pd_decider.go).
-func (p *picker) prefixDecider(d pickerPlugin) {
+func (p *picker) prefixDecider(d *pickerPlugin) {
 	n, _, _ := p.integer(d.parameters, "nonCachedTokens", 0, 1<<30)
 	least, e, _ := p.integer(d.parameters, "promptTokens", 0, 1<<30)
 	if n == 0 {

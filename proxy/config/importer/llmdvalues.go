@@ -40,7 +40,12 @@ func (l *llmdValues) read(v *values) {
 		l.doc.from = "the values of llm-d's router chart"
 		epp, at, _ := l.sub(router, "epp")
 		servers, _, _ := l.sub(router, "modelServers")
-		l.picker(epp, at.line, servers)
+		predictor, e, _ := l.sub(router, "latencyPredictor")
+		predicts, _, _ := l.boolean(predictor, "enabled")
+		if predicts {
+			l.doc.note(e.line, router.name("latencyPredictor"), "the proxy predicts times by the measured ones of each engine: its servers are not needed")
+		}
+		l.picker(epp, at.line, servers, predicts)
 		l.left(router, chart)
 	case found || hasPool:
 		l.doc.from = "the values of the inferencepool chart"
@@ -48,7 +53,7 @@ func (l *llmdValues) read(v *values) {
 		if e, ok := pool.take("modelServerType"); ok {
 			servers.entries = append(servers.entries, tableEntry{key: "type", line: e.line, value: e.value})
 		}
-		l.picker(extension, at.line, servers)
+		l.picker(extension, at.line, servers, false)
 		l.left(pool, "is a part of the InferencePool: the chart keeps it")
 	default:
 		l.doc.from = "the values of the llm-d-modelservice chart"
@@ -68,7 +73,7 @@ func (l *llmdValues) left(t *table, consequence string) {
 
 // picker reads the endpoint picker: its configuration, which is a text in pluginsCustomConfig,
 // and its flags.
-func (l *llmdValues) picker(epp *table, line int, servers *table) {
+func (l *llmdValues) picker(epp *table, line int, servers *table, predicts bool) {
 	p := &picker{yamlFile: l.yamlFile, doc: l.doc}
 	file, at, given := l.text(epp, "pluginsConfigFile")
 	if !given {
@@ -76,17 +81,17 @@ func (l *llmdValues) picker(epp *table, line int, servers *table) {
 	}
 	custom, _, _ := l.sub(epp, "pluginsCustomConfig")
 	e, found := custom.take(file)
+	own, inChart := chartPlugins(predicts)[file]
 	switch {
 	case found:
 		if root, ok := l.embedded(custom.name(file), e.value); ok {
 			p.read(root)
 		}
-	case file == "default-plugins.yaml":
-		// _config.yaml of routerlib: queue, KV memory and prefix scorer, and no handler for P/D.
-		l.doc.set("policy", "place", text("kv_aware"), "default-plugins.yaml of the chart: prefix-cache-scorer, queue-scorer and kv-cache-utilization-scorer")
-		l.doc.set("policy", "plan", text("never"), "default-plugins.yaml of the chart has no handler for prefill")
-	case file == "payload-agnostic.yaml":
-		l.doc.set("policy", "place", text("conversation"), "payload-agnostic.yaml of the chart: session-affinity-scorer")
+	case inChart:
+		line := cmp.Or(at.line, line) // of all findings, because the text has one line
+		if root, ok := l.embedded(file, &yaml.Node{Kind: yaml.ScalarNode, Style: yaml.LiteralStyle, Value: own, Line: line - 1}); ok {
+			p.read(root)
+		}
 	default:
 		l.problem(l.file, cmp.Or(at.line, line), epp.name("pluginsConfigFile"), "%s is not in pluginsCustomConfig: add its text there, or import that file", text(file))
 	}
@@ -101,6 +106,25 @@ func (l *llmdValues) picker(epp *table, line int, servers *table) {
 	l.left(epp, "configures the pods of the picker: the values of pdproxy's own chart configure those of pdproxy")
 	p.pool(l.poolName(servers), l.serverConnector(servers), "the InferencePool of the chart: the name of the Helm release")
 	l.left(servers, "is the selector of the InferencePool: the chart keeps it")
+}
+
+// chartPlugins are the files with plugins that the charts have, by name. Each text has one line. default-plugins.yaml has
+// other plugins if the router chart runs a predictor of latencies (config/charts/routerlib,
+// templates/_config.yaml).
+func chartPlugins(predicts bool) map[string]string {
+	files := map[string]string{
+		"default-plugins.yaml": `{plugins: [{type: queue-scorer}, {type: kv-cache-utilization-scorer}, {type: prefix-cache-scorer}], ` +
+			`schedulingProfiles: [{name: default, plugins: [{pluginRef: queue-scorer, weight: 2}, {pluginRef: kv-cache-utilization-scorer, weight: 2}, {pluginRef: prefix-cache-scorer, weight: 3}]}]}`,
+		"payload-agnostic.yaml": `{plugins: [{type: active-request-scorer}, {type: session-affinity-scorer}]}`,
+	}
+	if predicts {
+		files["default-plugins.yaml"] = `{plugins: [` +
+			`{type: prefix-cache-affinity-filter, name: strict-affinity-filter, parameters: {affinityThreshold: 0.99, ttftSource: latencyPredictor, maxTTFTPenaltyMs: 5000}}, ` +
+			`{type: slo-headroom-tier-filter}, ` +
+			`{type: prefix-cache-affinity-filter, name: loose-affinity-filter, parameters: {affinityThreshold: 0.8, ttftSource: latencyPredictor, maxTTFTPenaltyMs: 5000}}, ` +
+			`{type: latency-scorer}, {type: weighted-random-picker}, {type: latency-slo-admitter}]}`
+	}
+	return files
 }
 
 // flags reads the flags of the picker and reports whether its port has TLS.
