@@ -93,8 +93,14 @@ func TestControlCharacters(t *testing.T) {
 		"stack-flags":    "--routing-logic session --session-key " + shellEvil + " --static-backends http://a:1 --static-models " + shellEvil,
 		"stack-values":   "routerSpec: {routingLogic: roundrobin, " + yamlEvil + ": 1}\nservingEngineSpec: {modelSpec: [{name: " + yamlEvil + ", modelURL: " + yamlEvil + "}]}\n",
 		"llmd-picker":    "kind: EndpointPickerConfig\nplugins: [{type: " + yamlEvil + ", name: " + yamlEvil + "}, {type: queue-scorer}]\nschedulingProfiles: [{name: " + yamlEvil + ", plugins: [{pluginRef: " + yamlEvil + "}]}]\n",
-		"llmd-values":    "inferencePool: {modelServers: {matchLabels: {app: " + yamlEvil + "}}, " + yamlEvil + ": 1}\ninferenceExtension: {flags: {" + yamlEvil + ": " + yamlEvil + "}}\n",
-		"dynamo-graph":   "kind: DynamoGraphDeployment\nmetadata: {name: " + yamlEvil + "}\nspec: {services: {Frontend: {componentType: frontend, envs: [{name: " + yamlEvil + ", value: " + yamlEvil + "}]}, " + yamlEvil + ": {componentType: worker, extraPodSpec: {mainContainer: {args: [--model, " + yamlEvil + "]}}}}}\n",
+		"llmd-scorers": "plugins: [{type: label-selector-filter, name: " + yamlEvil + ", parameters: {matchLabels: {" + yamlEvil + ": " + yamlEvil + "}, matchExpressions: [{key: a, operator: In, values: [" + yamlEvil + "]}]}}, " +
+			"{type: by-label, parameters: {label: " + yamlEvil + ", validValues: [" + yamlEvil + "], " + yamlEvil + ": 1}}, {type: header-label-affinity-scorer, parameters: {headerName: " + yamlEvil + ", labelKey: " + yamlEvil + "}}, " +
+			"{type: context-length-aware, parameters: {label: " + yamlEvil + ", enableFiltering: true}}, {type: endpoint-attribute-scorer, parameters: {attributeKey: " + yamlEvil + ", producer: " + yamlEvil + "}}, " +
+			"{type: topology-extractor, parameters: {hostname: " + yamlEvil + "}}, {type: topology-affinity-scorer}]\nschedulingProfiles: [{name: " + yamlEvil + ", plugins: [{pluginRef: " + yamlEvil + "}, {pluginRef: by-label}, {pluginRef: header-label-affinity-scorer}, " +
+			"{pluginRef: context-length-aware}, {pluginRef: topology-affinity-scorer}, {pluginRef: endpoint-attribute-scorer}]}, {name: decode}]\nfeatureGates: [" + yamlEvil + ", flowControl]\ndataLayer: {" + yamlEvil + ": 1}\n",
+		"llmd-sessions": "plugins: [{type: session-affinity-scorer, parameters: {strategy: session_id, sessionIdConfig: {sources: [{attribute: " + yamlEvil + "}], " + yamlEvil + ": 1}}}, {type: " + yamlEvil + "}]\nflowControl: {" + yamlEvil + ": 1}\n",
+		"llmd-values":   "inferencePool: {modelServers: {matchLabels: {app: " + yamlEvil + "}}, " + yamlEvil + ": 1}\ninferenceExtension: {flags: {" + yamlEvil + ": " + yamlEvil + "}}\n",
+		"dynamo-graph":  "kind: DynamoGraphDeployment\nmetadata: {name: " + yamlEvil + "}\nspec: {services: {Frontend: {componentType: frontend, envs: [{name: " + yamlEvil + ", value: " + yamlEvil + "}]}, " + yamlEvil + ": {componentType: worker, extraPodSpec: {mainContainer: {args: [--model, " + yamlEvil + "]}}}}}\n",
 	} {
 		res, err := importFile(name, []byte(text))
 		all := res.TOML + "\n" + findings(res)

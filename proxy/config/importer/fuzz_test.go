@@ -54,7 +54,11 @@ func FuzzSGLangRouter(f *testing.F) {
 func FuzzLLMD(f *testing.F) {
 	fuzz(f, "llmd", "--port 1 --secure-serving=no", "port: 1\nenable-tls: [decoder, 1]\n", "kind: 1\nplugins: [a, {type: t}]\nschedulingProfiles: [{plugins: [{pluginRef: t}]}]",
 		"router: {epp: {pluginsConfigFile: a, pluginsCustomConfig: {a: 'plugins: [{type: pd-profile-handler}]'}}}", "inferencePool: {}\ninferenceExtension: &a {flags: *a}",
-		"apiVersion: v1\nkind: Pod\nspec: {containers: [{image: routing-sidecar, args: [--port=1]}]}")
+		"apiVersion: v1\nkind: Pod\nspec: {containers: [{image: routing-sidecar, args: [--port=1]}]}",
+		"plugins: [{type: label-selector-filter, parameters: {matchLabels: {a: b}, matchExpressions: [{key: a, operator: NotIn, values: [1, c]}]}}]",
+		"plugins: &a [{type: endpoint-attribute-scorer, parameters: {attributeKey: a}}, {type: core-metrics-extractor, parameters: {engineConfigs: *a}}]\nfeatureGates: [flowControl=1]\nflowControl: {defaultPriorityBand: {fairnessPolicyRef: a}}",
+		"plugins: [{type: topology-affinity-filter, parameters: {minAffinity: rack}}, {type: topology-extractor, parameters: {rack: [a]}}]\nschedulingProfiles: [{name: decode, plugins: [{pluginRef: topology-affinity-filter, weight: 1e9}]}]",
+		"router: {latencyPredictor: {enabled: true}, epp: {pluginsConfigFile: payload-agnostic.yaml}}")
 }
 
 func FuzzDynamo(f *testing.F) {

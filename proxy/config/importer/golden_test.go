@@ -213,6 +213,8 @@ func TestSecretsStayWhereTheyAre(t *testing.T) {
 		"llmd-a":    "--port=sk-secret --kv-connector sk-secret --enable-tls sk-secret",
 		"llmd-b":    "port: [sk-secret]\nkv-connector: sk-secret",
 		"llmd-c":    "kind: sk-secret\nplugins: [{type: 7, name: sk-secret}]\nflowControl: {maxRequests: sk-secret}",
+		"llmd-d":    "plugins: [{type: by-label, parameters: {label: a, validValues: [{sk-secret: 1}]}}, {type: utilization-filter, parameters: {conditions: [{metric: sk-secret, maxValue: sk-secret}]}}, {type: prefix-cache-scorer, parameters: {matchLengthWeight: sk-secret}}]",
+		"llmd-e":    "plugins: [{type: queue-scorer}]\nfeatureGates: [{sk-secret: 1}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: sk-secret, weight: sk-secret}]}]\nrequestHandler: {parsers: [{pluginRef: sk-secret}]}",
 		"litellm-a": "model_list: [{model_name: m, litellm_params: {model: openai/m, api_base: 'http://user:sk-secret@h:1', api_key: sk-secret}}]",
 		"trtllm-a":  "internal_request_auth_key: [sk-secret]\nport: sk-secret\nnum_workers: {sk-secret: 1}",
 		"trtllm-b":  "context_servers: {urls: ['user:sk-secret@h:1']}",

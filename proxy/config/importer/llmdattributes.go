@@ -48,7 +48,7 @@ func sequence(n *yaml.Node) []*yaml.Node {
 // with the same score: low is good, between the lowest and the highest candidate, or for KV memory
 // between 0 and 1.
 func attributeScorer(p *picker, g *pickerPlugin) []scorer {
-	attribute, e, _ := p.text(g.parameters, "attributeKey")
+	attribute, _, _ := p.text(g.parameters, "attributeKey")
 	producer, _, own := p.text(g.parameters, "producer")
 	algorithm, _, _ := p.sub(g.parameters, "algorithm")
 	kind, _, _ := p.text(algorithm, "type")
@@ -63,7 +63,7 @@ func attributeScorer(p *picker, g *pickerPlugin) []scorer {
 	}
 	share := isFixed && least == 0 && most == 1
 	if fact == "" || share != (fact == "kv_usage") || isFixed && !share {
-		p.unequal(max(e.line, g.line), g.key(""), "no scorer has this attribute or this range: the proxy reads waiting and running requests and KV memory of engines; the result lacks the scorer")
+		p.unequal(g.line, g.key(""), "no scorer has this attribute or this range: the proxy reads waiting and running requests and KV memory of engines; the result lacks the scorer")
 		return nil
 	}
 	return []scorer{{name: fact}}
@@ -72,7 +72,7 @@ func attributeScorer(p *picker, g *pickerPlugin) []scorer {
 // attributeFilter reads filter/endpointattribute. An upper limit of a load of an engine is a limit of
 // utilization_filter.
 func attributeFilter(p *picker, g *pickerPlugin) []scorer {
-	attribute, e, _ := p.text(g.parameters, "attribute")
+	attribute, _, _ := p.text(g.parameters, "attribute")
 	producer, _, own := p.text(g.parameters, "producer")
 	missing, _, _ := p.text(g.parameters, "onMissing")
 	algorithm, _, _ := p.sub(g.parameters, "algorithm")
@@ -86,7 +86,7 @@ func attributeFilter(p *picker, g *pickerPlugin) []scorer {
 		most = 1
 	}
 	if name == "" || own && producer != "core-metrics-extractor" || operator != "LessThanOrEqual" || missing == "Fail" || !ok || limit < 0 || limit > most {
-		p.lose(p.doc, p.file, max(e.line, g.line), g.key(""), "no filter has this attribute or this operator: utilization_filter has upper limits of waiting and running requests and KV memory; the result lacks the filter")
+		p.lose(p.doc, p.file, g.line, g.key(""), "no filter has this attribute or this operator: utilization_filter has upper limits of waiting and running requests and KV memory; the result lacks the filter")
 		g.parameters.take("fallbackOnEmpty")
 		return nil
 	}

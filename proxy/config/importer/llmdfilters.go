@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/pdproxy/pdproxy/abi"
 )
 
 // emptyFilter is the difference of a filter that leaves no engine.
@@ -88,36 +90,52 @@ func (p *picker) words(t *table, key string) (values []string) {
 
 // labelFilters returns the filters of rules that an engine must all fulfil.
 func (p *picker) labelFilters(g *pickerPlugin, rules []labelRule) (filters []scorer) {
+	var labels []engineLabel
 	for _, r := range rules {
-		sound := labelText.MatchString(r.label) && !slices.ContainsFunc(r.values, func(v string) bool { return !labelText.MatchString(v) })
+		values := strings.Join(r.values, " ")
+		sound := labelText.MatchString(r.label) && len(values) <= maxScorerText && !slices.ContainsFunc(r.values, func(v string) bool { return !labelText.MatchString(v) })
 		switch {
 		case r.label == roleLabel:
 			p.doc.note(r.line, g.key(r.label), "the roles of the engines decide which leg they take")
 		case !sound:
-			p.lose(p.doc, p.file, r.line, g.key(""), "labels of engines and their values have 1 to 63 letters, digits and - _ . / : : the result lacks the filter")
+			p.lose(p.doc, p.file, r.line, g.key(""), "a label and its values have 1 to 63 letters, digits and - _ . / : and all values %d bytes: the result lacks the filter", maxScorerText)
 		default:
 			params := []param{{"label", text(r.label)}}
-			if len(r.values) > 0 {
-				params = append(params, param{"values", text(strings.Join(r.values, " "))})
+			if values != "" {
+				params = append(params, param{"values", text(values)})
 			}
 			if r.not {
 				params = append(params, param{"not", "1"})
 			}
-			p.needLabel(g, r.label, r.label)
+			labels = append(labels, engineLabel{r.label, r.label})
 			filters = append(filters, scorer{name: "label_filter", filter: true, params: params})
 		}
 	}
+	p.needLabels(g, labels...)
 	if len(filters) > 0 {
 		p.unequal(g.line, g.key(""), emptyFilter)
 	}
 	return filters
 }
 
-// needLabel warns that the scorers read a label of engines, which has the value of a label of pods.
-func (p *picker) needLabel(g *pickerPlugin, name, pod string) {
-	if !slices.Contains(p.labels, name) {
-		p.labels = append(p.labels, name)
-		p.warn(p.file, g.line, g.key(""), "the scorer reads the label %s of engines: set it in labels of each engine or [[discovery.kubernetes...]] to the value of the label %s of its pod", text(name), text(pod))
+// engineLabel is a label of engines that a scorer reads, and the label of their pods with its value.
+type engineLabel struct{ name, pod string }
+
+// needLabels warns of labels of engines that the scorers of a plugin read: the proxy does not read the
+// labels of pods.
+func (p *picker) needLabels(g *pickerPlugin, labels ...engineLabel) {
+	var names []string
+	for _, l := range labels {
+		name := l.name
+		if l.pod != l.name {
+			name += " (of the pod: " + l.pod + ")"
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if len(names) > 0 {
+		p.warn(p.file, g.line, g.key(""), "write the labels that it reads into labels of each engine or [[discovery.kubernetes...]]: %s", strings.Join(names, ", "))
 	}
 }
 
@@ -180,14 +198,16 @@ func (p *picker) fallback(g *pickerPlugin) {
 func prefixAffinityFilter(p *picker, g *pickerPlugin) []scorer {
 	params := p.numbers(g, bound{"affinityThreshold", "affinity_threshold", 0, 1, false},
 		bound{"explorationProbability", "exploration_probability", 0, 1, false}, bound{"maxTTFTPenaltyMs", "max_ttft_penalty_ms", 0, 1e9, false})
-	source, e, ok := p.text(g.parameters, "ttftSource")
-	rate, rated := g.parameters.take("peakPrefillThroughput")
-	if ok && source == "latencyPredictor" {
-		if rated {
-			p.doc.note(rate.line, g.key(rate.key), "has no effect with the latencyPredictor")
+	source, e, given := p.text(g.parameters, "ttftSource")
+	if source != "latencyPredictor" {
+		line := g.line
+		if given {
+			line = e.line
 		}
-	} else {
-		p.unequal(max(g.line, e.line, rate.line), g.key("ttftSource"), "max_ttft_penalty_ms compares times that the proxy predicts, not tokens in flight by peakPrefillThroughput")
+		p.unequal(line, g.key("ttftSource"), "max_ttft_penalty_ms compares times that the proxy predicts, not tokens in flight by peakPrefillThroughput")
+	}
+	if rate, ok := g.parameters.take("peakPrefillThroughput"); ok {
+		p.doc.note(rate.line, g.key(rate.key), "has no effect: the proxy predicts the times")
 	}
 	return []scorer{{name: "prefix_affinity_filter", filter: true, params: params}}
 }
@@ -199,7 +219,7 @@ func contextLengthScorer(p *picker, g *pickerPlugin) []scorer {
 	if !ok || pod == "" {
 		pod = "llm-d.ai/context-length-range"
 	}
-	p.needLabel(g, "context_length", pod)
+	p.needLabels(g, engineLabel{"context_length", pod})
 	scorers := []scorer{{name: "context_length"}}
 	if filter, at, _ := p.boolean(g.parameters, "enableFiltering"); filter {
 		p.unequal(at.line, g.key(at.key), emptyFilter)
@@ -207,9 +227,6 @@ func contextLengthScorer(p *picker, g *pickerPlugin) []scorer {
 	}
 	return scorers
 }
-
-// headerName matches the name of a request header that a policy can read.
-var headerName = regexp.MustCompile(`^[A-Za-z0-9!#$%'*+.^_|~-]{1,64}$`)
 
 // headerLabelScorer reads scorer/headerlabelaffinity.
 func headerLabelScorer(p *picker, g *pickerPlugin) []scorer {
@@ -219,11 +236,15 @@ func headerLabelScorer(p *picker, g *pickerPlugin) []scorer {
 	case !named || !labelled || header == "" || label == "":
 		p.problem(p.file, g.line, "plugins.parameters", "headerName and labelKey are required")
 		return nil
-	case !labelText.MatchString(label) || !headerName.MatchString(header):
-		p.unequal(g.line, g.key(""), "a label has 1 to 63 letters, digits and - _ . / :, and a header the letters of a header: the result lacks the scorer")
+	case !labelText.MatchString(label) || strings.Contains(header, "&"):
+		p.unequal(g.line, g.key(""), "a label has 1 to 63 letters, digits and - _ . / :, and a header no &: the result lacks the scorer")
 		return nil
 	}
-	p.needLabel(g, label, label)
+	if names, err := abi.ParseHeaders(header); err != nil || len(names) != 1 {
+		p.unequal(g.line, g.key(""), "no policy can read the header %s: the result lacks the scorer", text(header))
+		return nil
+	}
+	p.needLabels(g, engineLabel{label, label})
 	return []scorer{{name: "header_label", params: []param{{"header", text(header)}, {"label", text(label)}}}}
 }
 
@@ -258,6 +279,7 @@ func topologyLevels() []topologyLevel {
 // places returns the names of the labels with the place of an engine: those that the file names, else
 // the defaults of the proxy, which are the names of the levels.
 func (p *picker) places(g *pickerPlugin) (params []param) {
+	var labels []engineLabel
 	extractor := p.firstOf("topology-extractor")
 	for _, level := range topologyLevels() {
 		name, pod := level.name, level.label
@@ -268,9 +290,8 @@ func (p *picker) places(g *pickerPlugin) (params []param) {
 				params = append(params, param{level.name, text(name)})
 			}
 		}
-		if name != "zone" { // the proxy reads it from EndpointSlices
-			p.needLabel(g, name, pod)
-		}
+		labels = append(labels, engineLabel{name, pod})
 	}
+	p.needLabels(g, labels...)
 	return params
 }

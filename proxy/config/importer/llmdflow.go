@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -60,7 +61,7 @@ func (p *picker) flowControl(root *table) {
 	usual := p.waits(t, "defaultRequestTTL", "queue_timeout", time.Minute)
 	p.waits(t, "noEndpointRequestTTL", "no_engine_timeout", usual)
 	p.bands(t)
-	for _, left := range t.entries {
+	for _, left := range slices.Clone(t.entries) {
 		switch left.key {
 		case "maxBytes":
 			p.unequal(left.line, t.name(left.key), "limits.buffer_memory bounds the bytes of all requests and answers together")

@@ -21,8 +21,6 @@ type picker struct {
 	plugins  map[string]*pickerPlugin
 	names    []string // in the order of the file
 	profiles []profile
-	// labels are the labels of engines that the scorers read.
-	labels []string
 	// sessions are the headers with the id of a session.
 	sessions []string
 	// further is the number of endpoints that an answer lists after the chosen one.

@@ -85,7 +85,8 @@ func (p *picker) references(t *table) (refs []reference) {
 // Bounds of [[scores]] (proxy/config/scores.go).
 const (
 	maxScoreWeight = 1_000_000
-	maxScorers     = 64 // of a set
+	maxScorers     = 64  // of a set
+	maxScorerText  = 256 // bytes of a parameter (policies/param)
 )
 
 // run is a profile with the leg of [[scores.scorer]] that it places.

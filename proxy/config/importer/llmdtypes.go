@@ -13,20 +13,24 @@ func ownWork() map[string]string {
 		load   = "the proxy counts the requests and tokens in flight by itself"
 		roles  = "the plan policy and the roles of engines decide about the legs"
 		form   = "the proxy reads the form of a request by its path"
+		band   = "flowControl says which policy counts, and what does the same"
 		object = "[discovery.kubernetes] watches the objects that it needs"
 	)
 	return map[string]string{
 		"approx-prefix-cache-producer": "the proxy follows the KV events of engines, or estimates their blocks: kv_index.text_tokens", "precise-prefix-cache-producer": events,
 		"token-producer": tokens, "tokenizer": tokens, "inflight-load-producer": load, "predicted-latency-producer": "the proxy predicts times by the measured ones of each engine",
 		"session-id-producer": "the id is used by the session affinity alone", "agent-identity": "conversation.headers has the headers of agents",
-		"metrics-data-source": report, "core-metrics-extractor": report, "models-data-source": report, "models-data-extractor": report,
+		"destination-endpoint-served-verifier": "it is a test of llm-d",
+		"file-discovery":                       "dataLayer.discovery names the source of the endpoints",
+		"metrics-data-source":                  report, "core-metrics-extractor": report, "models-data-source": report, "models-data-extractor": report,
 		"endpoint-notification-source": object, "k8s-notification-source": object, "topology-extractor": "labels of each engine name its place",
 		"disagg-headers-handler": roles, "prefill-header-handler": roles, singleHandler: roles, headerHandler: roles, "disagg-profile-handler": roles, "pd-profile-handler": roles,
 		dataParallelHandler: "the proxy addresses the ranks of an engine by itself",
 		"prefill-filter":    roles, "decode-filter": roles, "encode-filter": roles,
 		"openai-parser": form, "anthropic-parser": form, "vllmhttp-parser": form, "sglanghttp-parser": form,
-		"static-usage-limit-policy": "limits.saturation_queue_depth is the ceiling", "fcfs-ordering-policy": "the queue of a class is in the order of arrival",
-		"global-strict-fairness-policy": "the queue of a class is in the order of arrival",
+		"static-usage-limit-policy": band, "soft-reflective-ceiling-policy": band, "priority-holdback-policy": band,
+		"fcfs-ordering-policy": band, "edf-ordering-policy": band, "slo-deadline-ordering-policy": band,
+		"global-strict-fairness-policy": band, "round-robin-fairness-policy": band, "program-aware-fairness": band,
 	}
 }
 
@@ -44,12 +48,9 @@ func otherWork() map[string]string {
 		"multicluster-queue-scorer": cluster, "multicluster-kv-cache-utilization-scorer": cluster, "multicluster-prefix-cache-scorer": cluster,
 		"multicluster-session-affinity-filter": cluster, "multicluster-approx-prefix-cache-producer": cluster, "multicluster-file-discovery": cluster,
 		"multicluster-metrics-data-source": cluster, "multicluster-metrics-extractor": cluster,
-		"local-syncer":                "the workers of a fleet share their state: [fleet]",
-		"passthrough-parser":          "the proxy reads the form of a request by its path",
-		"vertexai-parser":             "the proxy has no form of Vertex AI",
-		"round-robin-fairness-policy": "limits.fairness_header shares the places of the queue among flows",
-		"program-aware-fairness":      "limits.fairness_header shares the places of the queue among flows",
-		"edf-ordering-policy":         "the queue of a class is in the order of arrival", "slo-deadline-ordering-policy": "the queue of a class is in the order of arrival",
+		"local-syncer":              "the workers of a fleet share their state: [fleet]",
+		"passthrough-parser":        "the proxy reads the form of a request by its path",
+		"vertexai-parser":           "the proxy has no form of Vertex AI",
 		"sheddable-eviction-filter": "the proxy ends no running requests", "priority-then-time-eviction-order-policy": "the proxy ends no running requests",
 	}
 }
@@ -61,9 +62,7 @@ func gates() map[string]string {
 		"disaggregatedset-rollout-screener": "the proxy does not select engines by revision: pairs.same_labels = [\"revision\"] keeps both legs in one revision",
 		"header-based-testing-filter":       "the proxy does not choose engines by a header of the client",
 		"vllmgrpc-parser":                   "the proxy reads no gRPC requests of vLLM",
-		"file-discovery":                    "the result lacks the endpoints of the file: add each as [[engine]]",
-		"soft-reflective-ceiling-policy":    "the proxy has no such ceiling: limits.saturation_queue_depth and limits.saturation_kv_usage hold requests back",
-		"priority-holdback-policy":          "the proxy has no such ceiling: limits.saturation_queue_depth and limits.saturation_kv_usage hold requests back"}
+	}
 }
 
 // pickerKinds are the types of plugins that the reader knows.
