@@ -244,3 +244,13 @@ func TestNothingOfLLMDIsDropped(t *testing.T) {
 		t.Errorf("%d parameters were checked", checked)
 	}
 }
+
+// The page of llm-d's plugins lists every type that the reader knows.
+func TestPageOfLLMD(t *testing.T) {
+	page := string(read(t, "../../../docs/reference/llm-d.md"))
+	for kind := range pickerKinds() {
+		if !strings.Contains(page, "`"+kind+"`") {
+			t.Errorf("docs/reference/llm-d.md lacks %s", kind)
+		}
+	}
+}
