@@ -66,7 +66,7 @@ func (p *picker) pdHandler(h *pickerPlugin) {
 	case first && named:
 		p.problem(p.file, at.line, "plugins.parameters.threshold", "no version of llm-d has both threshold and deciderPluginName: remove one")
 	case first:
-		p.threshold(threshold)
+		p.threshold(threshold, at.line)
 	case named:
 		p.decider(ref, e.line, key)
 	case prefix:
@@ -87,19 +87,19 @@ func (p *picker) pdHandler(h *pickerPlugin) {
 const bytesPerToken = 4
 
 // threshold sets the plan of the first generation: bytes of the prompt that are not cached.
-func (p *picker) threshold(bytes int) {
+func (p *picker) threshold(bytes, line int) {
 	if bytes == 0 {
 		p.doc.set("policy", "plan", text("always"), "threshold 0 of pd-profile-handler: prefill runs for each request")
 		return
 	}
 	p.doc.set("policy", "plan", text("pd_auto"), "threshold of pd-profile-handler; without local_tokens the policy compares measured times")
-	p.local((bytes+bytesPerToken-1)/bytesPerToken, "threshold in bytes, 4 a token")
+	p.local((bytes+bytesPerToken-1)/bytesPerToken, line, "threshold in bytes, 4 a token")
 }
 
 // local sets the number of uncached tokens from which on prefill runs apart.
-func (p *picker) local(tokens int, comment string) {
+func (p *picker) local(tokens, line int, comment string) {
 	p.doc.set("policy.params.pd_auto", "local_tokens", float(float64(tokens-1)), comment+"; engines that also compute short prompts need role both")
-	p.warn(p.file, 0, "", "the engines that compute short prompts alone need role both in pdproxy, as the label llm-d.ai/role: prefill-decode; with role decode, each request has a prefill leg")
+	p.warn(p.file, line, "", "the engines that compute short prompts alone need role both in pdproxy, as the label llm-d.ai/role: prefill-decode; with role decode, each request has a prefill leg")
 }
 
 // disaggHandler reads disagg-profile-handler (disagg_profile_handler.go in llm-d-router), with
@@ -156,7 +156,7 @@ func (p *picker) prefixDecider(d *pickerPlugin) {
 		return
 	}
 	p.doc.set("policy", "plan", text("pd_auto"), d.kind+"; without local_tokens the policy compares measured times")
-	p.local(n, "nonCachedTokens")
+	p.local(n, d.line, "nonCachedTokens")
 	if least > n {
 		p.lose(p.doc, p.file, e.line, "plugins.parameters.promptTokens", "pd_auto has no minimum for the whole prompt: prompts from %d to %d tokens without a cached part have a prefill leg", n, least-1)
 	}
