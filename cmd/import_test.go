@@ -127,7 +127,7 @@ func TestImportedConfigurationsCheck(t *testing.T) {
 		t.Fatalf("%d files, %v", len(names), err)
 	}
 	for _, name := range []string{"trtllm-kv.yaml", "trtllm-multiturn.yaml", "vllm-regular.flags", "vllm-mooncake.flags", "sglang-pd.flags",
-		"llmd-picker-pd.yaml", "stack-disaggregated.flags", "litellm-config.yaml"} {
+		"llmd-picker-pd.yaml", "llmd-types.yaml", "stack-disaggregated.flags", "litellm-config.yaml"} {
 		names = append(names, imports+name)
 	}
 	for _, name := range names {
