@@ -7,7 +7,7 @@ func profileHandlers() []string { return []string{"disagg-profile-handler", "pd-
 // none of their parameters.
 func ownWork() map[string]string {
 	const (
-		tokens = "[tokens] gets the ids of prompts from clients, files and engines"
+		prompt = "[tokens] gets the ids of prompts from clients, files and engines"
 		events = "the proxy reads the blocks of each engine from its KV events: kv_events and kv_replay, if the engine does not announce them"
 		report = "the proxy reads the reports of each engine in the form of its connector"
 		load   = "the proxy counts the requests and tokens in flight by itself"
@@ -18,7 +18,7 @@ func ownWork() map[string]string {
 	)
 	return map[string]string{
 		"approx-prefix-cache-producer": "the proxy follows the KV events of engines, or estimates their blocks: kv_index.text_tokens", "precise-prefix-cache-producer": events,
-		"token-producer": tokens, "tokenizer": tokens, "inflight-load-producer": load, "predicted-latency-producer": "the proxy predicts times by the measured ones of each engine",
+		"token-producer": prompt, "tokenizer": prompt, "inflight-load-producer": load, "predicted-latency-producer": "the proxy predicts times by the measured ones of each engine",
 		"session-id-producer": "the id is used by the session affinity alone", "agent-identity": "conversation.headers has the headers of agents",
 		"destination-endpoint-served-verifier": "it is a test of llm-d",
 		"file-discovery":                       "dataLayer.discovery names the source of the endpoints",
