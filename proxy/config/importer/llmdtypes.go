@@ -41,8 +41,8 @@ func otherWork() map[string]string {
 	return map[string]string{
 		"burst-prefix-cache-producer":  "the proxy does not hold requests back to place equal prompts together: the index of blocks finds them after the first one",
 		"p2p-source-producer":          "an engine fetches KV from the prefill engine of its request only: see the connector vllm-p2p-tier",
-		"mm-embeddings-cache-scorer":   "no engine announces its encoder cache: images at the same place of a prompt count in prefix",
-		"mm-embeddings-cache-producer": "no engine announces its encoder cache: images at the same place of a prompt count in prefix",
+		"mm-embeddings-cache-scorer":   "the proxy does not remember which engine encoded which image: images at the same place of a prompt count in prefix",
+		"mm-embeddings-cache-producer": "the proxy does not remember which engine encoded which image: images at the same place of a prompt count in prefix",
 		"request-attribute-reporter":   "the proxy reports no attributes of requests to the gateway",
 		"dcgm-data-source":             metric, "dcgm-extractor": metric,
 		"multicluster-queue-scorer": cluster, "multicluster-kv-cache-utilization-scorer": cluster, "multicluster-prefix-cache-scorer": cluster,
