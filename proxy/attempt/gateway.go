@@ -32,6 +32,17 @@ type Gateway interface {
 	// Next returns the next bytes of the answer's body, which are valid until the next
 	// call, and io.EOF after the last ones. The client gets them before Next returns.
 	Next() ([]byte, error)
+	// Used tells the gateway what the answer has cost, after the call of Next that has returned
+	// its last bytes.
+	Used(Used)
+}
+
+// Used is the cost of an answer.
+type Used struct {
+	Engine string // that has answered; "": an unknown one
+	// Prompt and Completion are tokens: those that the engine reports, or else estimates. Cached is
+	// the number of prompt tokens that were in a cache. -1: not known.
+	Prompt, Completion, Cached int64
 }
 
 // Forwarding is what the gateway sends.
@@ -44,6 +55,8 @@ type Forwarding struct {
 	Query    string          // of the client's request; "": none, or Path has it
 	Header   []upstream.Field
 	Body     []byte
+
+	Model, Tenant, Class string // of the request; "": none
 }
 
 // GatewayHead is the head of an answer that the gateway shows.
@@ -56,7 +69,7 @@ type GatewayHead struct {
 	// could not use the first one. Engines are the known engines of that endpoint.
 	Other   bool
 	Engines []*engine.Instance
-	// Hidden: the gateway does not show the body.
+	// Hidden: the gateway does not show the body, or nobody reads it.
 	Hidden bool
 }
 
@@ -86,6 +99,7 @@ func (a *attempt) observe() error {
 		return a.legEnded(env.Context, l, err)
 	}
 	env.Journal.LegAnswered(&l.Leg, head.Status)
+	head.Hidden = head.Hidden || env.Request.Opaque // nothing is known about its answer either
 	o := &observation{a: a, l: l, g: g, head: head, start: env.Request.StreamHead()}
 	o.events.Reasons = env.Journal.Span != nil
 	if head.Other {
@@ -135,12 +149,22 @@ func (a *attempt) spare() []engine.Target {
 // sidecar, which makes the two legs.
 func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 	env := a.env
-	f := &Forwarding{Decode: a.p.Decode, Prefill: a.p.Prefill, Spare: spare, Path: env.Request.Path(), Header: env.Fields}
+	f := &Forwarding{
+		Decode: a.p.Decode, Prefill: a.p.Prefill, Spare: spare, Path: env.Request.Path(), Header: env.Fields,
+		Model: cmp.Or(env.Request.Model, env.Ask.Model), Tenant: env.Tenant,
+	}
+	if env.Class != nil {
+		f.Class = env.Class.Name
+	}
 	if pool := a.encoderPool(); pool != nil && len(a.conn.(connector.Encoder).Encode(&a.c)) > 0 {
 		f.Encoders = env.encoders(pool, a.p.Decode.Spec.Connector)
 	}
 	if env.Request.Target == "" {
 		f.Query = env.Client.URL().RawQuery
+	}
+	if env.Request.Opaque {
+		a.passOn(f)
+		return f, nil
 	}
 	body, err := a.answerBody()
 	if err != nil {
@@ -166,6 +190,18 @@ func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 		f.Header = withKey(f.Header, a.p.Decode.Instance)
 	}
 	return f, nil
+}
+
+// passOn completes f for a request whose body the proxy does not know.
+func (a *attempt) passOn(f *Forwarding) {
+	f.Body = a.env.Client.Body()
+	if f.Decode.Spec.Endpoint == "" {
+		f.Path = f.Decode.Prefix + f.Path
+	}
+	if f.Decode.APIKey != "" {
+		f.Header = withKey(f.Header, f.Decode.Instance)
+		a.env.Fields = f.Header
+	}
 }
 
 // observation is an answer that passes through the gateway.
@@ -235,6 +271,7 @@ func (o *observation) run() error {
 		case err == nil:
 		case err == io.EOF, o.events.Done && !o.events.MidEvent():
 			o.ended()
+			o.g.Used(o.used())
 			return nil
 		case o.unknown:
 			return err
@@ -243,6 +280,29 @@ func (o *observation) run() error {
 			return o.a.legEnded(o.a.env.Context, o.l, err)
 		}
 	}
+}
+
+// used returns the cost of an answer that has come to its end.
+func (o *observation) used() Used {
+	env, u := o.a.env, Used{Prompt: -1, Completion: -1, Cached: -1}
+	if !o.unknown {
+		u.Engine = o.a.p.Decode.Spec.Name
+	}
+	reported := env.Journal.Usage
+	if !o.ok() || o.head.Hidden && reported == (openai.Usage{}) {
+		return u
+	}
+	u.Prompt, u.Completion = env.Ask.Request.PromptTokens, env.Journal.Counted
+	if reported != (openai.Usage{}) {
+		u.Cached = reported.Cached
+		if reported.Prompt >= 0 {
+			u.Prompt = reported.Prompt
+		}
+		if reported.Completion >= 0 {
+			u.Completion = reported.Completion
+		}
+	}
+	return u
 }
 
 // ok reports whether the engine has answered the request.
@@ -254,6 +314,9 @@ func (o *observation) stream() bool { return o.ok() && o.head.Events && o.a.env.
 // read notes the facts in the next bytes of the answer.
 func (o *observation) read(chunk []byte) {
 	env := o.a.env
+	if o.head.Hidden {
+		return
+	}
 	if !o.stream() {
 		if !o.lost && (len(o.body)+len(chunk) > maxObserved || env.Client.Reserve(len(chunk)) != nil) {
 			o.body, o.lost = nil, true

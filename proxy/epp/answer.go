@@ -111,7 +111,7 @@ func (st *stream) Next() ([]byte, error) {
 	}
 	if m.of == fieldResponseTrailers {
 		st.answerOver = true
-		if err := st.send(answerTo(m.of, nil)); err != nil {
+		if err := st.keepLast(answerTo(m.of, nil)); err != nil {
 			return nil, err
 		}
 		return nil, io.EOF
@@ -123,8 +123,8 @@ func (st *stream) Next() ([]byte, error) {
 	if st.responseMode == filter.ProcessingMode_FULL_DUPLEX_STREAMED {
 		m.over = m.over || st.endArrived() // one message less
 		st.answerOver = m.over
-		return m.body, st.send(returned(m))
+		return m.body, st.keepLast(returned(m))
 	}
 	st.answerOver = m.over
-	return m.body, st.send(carryOn(m.of))
+	return m.body, st.keepLast(carryOn(m.of))
 }

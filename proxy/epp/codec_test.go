@@ -18,6 +18,9 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pdproxy/pdproxy/internal/dev/usage"
+	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 // FuzzMessage: the codec reads in each message that protobuf decodes the same facts as protobuf, also
@@ -181,15 +184,24 @@ func TestMessages(t *testing.T) {
 	}
 	const overwrite, add = core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD, core.HeaderValueOption_APPEND_IF_EXISTS_OR_ADD
 	long := strings.Repeat("x", 300)
+	forwarded := &attempt.Forwarding{Decode: engine.Target{Instance: &engine.Instance{Spec: config.Engine{Name: "d0"}}}, Model: "m", Tenant: "a\xff"}
+	structOf := func(facts map[string]any) *structpb.Struct {
+		s, err := structpb.NewStruct(facts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
 	lines := message(nil).set("a", long, overwrite).remove("b").set("c", "", overwrite)
 	for name, c := range map[string]struct {
 		got  message
 		want *extproc.ProcessingResponse
 	}{
-		"lines": {answerTo(fieldRequestHeaders, message(nil).with(2, lines).number(5, 1).within(1)).with(8, metadataOf("127.0.0.1:1")), &extproc.ProcessingResponse{
-			DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{"envoy.lb": structpb.NewStructValue(&structpb.Struct{
-				Fields: map[string]*structpb.Value{"x-gateway-destination-endpoint": structpb.NewStringValue("127.0.0.1:1")},
-			})}},
+		"lines": {answerTo(fieldRequestHeaders, message(nil).with(2, lines).number(5, 1).within(1)).with(8, (&stream{space: "own"}).decided(forwarded, "127.0.0.1:1")), &extproc.ProcessingResponse{
+			DynamicMetadata: structOf(map[string]any{
+				"envoy.lb": map[string]any{"x-gateway-destination-endpoint": "127.0.0.1:1"},
+				"own":      map[string]any{"model": "m", "engine": "d0", "tenant": "a?"},
+			}),
 			Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{Response: &extproc.CommonResponse{
 				ClearRouteCache: true,
 				HeaderMutation:  &extproc.HeaderMutation{SetHeaders: []*core.HeaderValueOption{set("a", long, overwrite), set("c", "", overwrite)}, RemoveHeaders: []string{"b"}},
@@ -313,7 +325,7 @@ func answerOf(m *incoming) any {
 	case fieldRequestHeaders:
 		const overwrite = core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
 		lines := message(nil).set("x-gateway-destination-endpoint", "10.0.0.1:8000", overwrite).set("content-length", "2048", overwrite)
-		return answerTo(m.of, message(nil).with(2, lines).number(5, 1).within(1)).with(8, metadataOf("10.0.0.1:8000"))
+		return answerTo(m.of, message(nil).with(2, lines).number(5, 1).within(1)).with(8, new(stream).decided(nil, "10.0.0.1:8000"))
 	case fieldResponseHeaders:
 		return carryOn(m.of)
 	}

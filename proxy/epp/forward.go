@@ -28,12 +28,12 @@ func (st *stream) Forward(f *attempt.Forwarding) error {
 	endpoints := endpointsOf(f)
 	st.chosen, _, _ = strings.Cut(endpoints, ",")
 	of, common := fieldRequestHeaders, message(nil).with(2, st.mutation(f, endpoints)) // header_mutation
-	if st.requestMode != filter.ProcessingMode_FULL_DUPLEX_STREAMED {
+	if st.bodied && st.requestMode != filter.ProcessingMode_FULL_DUPLEX_STREAMED {
 		of, common = fieldRequestBody, common.with(3, message(f.Body).within(1)) // body_mutation
 	}
-	common = common.number(5, 1)                                              // clear_route_cache
-	decision := answerTo(of, common.within(1)).with(8, metadataOf(endpoints)) // dynamic_metadata
-	if err := st.send(decision); err != nil || of == fieldRequestBody {
+	common = common.number(5, 1)                                                 // clear_route_cache
+	decision := answerTo(of, common.within(1)).with(8, st.decided(f, endpoints)) // dynamic_metadata
+	if err := st.send(decision); err != nil || of == fieldRequestBody || !st.bodied {
 		return err
 	}
 	for rest, over := f.Body, false; !over; {
@@ -82,7 +82,9 @@ func (st *stream) mutation(f *attempt.Forwarding, endpoints string) message {
 	if len(f.Encoders) > 0 {
 		set(extproc.HeaderEncoders, addressesOf(f.Encoders))
 	}
-	set("content-length", strconv.Itoa(len(f.Body)))
+	if st.bodied {
+		set("content-length", strconv.Itoa(len(f.Body)))
+	}
 	if path := st.pathOf(f); path != st.client.path {
 		set(":path", path)
 	}
@@ -92,7 +94,11 @@ func (st *stream) mutation(f *attempt.Forwarding, endpoints string) message {
 		lines[name] = append(lines[name], line.Value)
 	}
 	for name, values := range lines {
-		if !slices.Equal(values, st.client.header[name]) {
+		own := st.client.header[name]
+		if name == "Content-Type" && own != nil && values[0] == jsonType {
+			continue // the engine judges the client's type: a web page may send some types without asking
+		}
+		if !slices.Equal(values, own) {
 			set(name, values[len(values)-1])
 		}
 	}
@@ -103,6 +109,8 @@ func (st *stream) mutation(f *attempt.Forwarding, endpoints string) message {
 	}
 	return m
 }
+
+const jsonType = "application/json"
 
 // pathOf returns the path of the request with the client's prefix and query.
 func (st *stream) pathOf(f *attempt.Forwarding) string {
