@@ -12,6 +12,7 @@ import (
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	envoytype "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -35,6 +36,7 @@ func FuzzMessage(f *testing.F) {
 		{Request: &extproc.ProcessingRequest_ResponseBody{ResponseBody: &extproc.HttpBody{EndOfStreamWithoutMessage: true}}},
 		{Request: &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{EndOfStream: true}}, MetadataContext: metadata},
 		{Request: &extproc.ProcessingRequest_ResponseTrailers{}},
+		{Request: &extproc.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extproc.HttpTrailers{Trailers: &core.HeaderMap{Headers: []*core.HeaderValue{{Key: "grpc-status", RawValue: []byte("14")}}}}}},
 		{Request: &extproc.ProcessingRequest_RequestTrailers{RequestTrailers: &extproc.HttpTrailers{}}, ObservabilityMode: true},
 		{Request: &extproc.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extproc.HttpHeaders{Headers: &core.HeaderMap{Headers: []*core.HeaderValue{
 			{Key: ":status", RawValue: []byte("200")}, {Key: "content-type", Value: "text/event-stream"}, {Key: "empty"},
@@ -128,7 +130,8 @@ func (m *incoming) read(p *extproc.ProcessingRequest) {
 	case *extproc.ProcessingRequest_RequestTrailers:
 		m.of = fieldRequestTrailers
 	case *extproc.ProcessingRequest_ResponseTrailers:
-		m.of = fieldResponseTrailers
+		header(fieldResponseTrailers, &extproc.HttpHeaders{Headers: r.ResponseTrailers.GetTrailers()})
+		m.subset, m.served = nil, ""
 	}
 	m.observes = p.GetObservabilityMode()
 	if c := p.GetProtocolConfig(); c != nil {
@@ -211,7 +214,13 @@ func TestMessages(t *testing.T) {
 		"a part that stays": {carryOn(fieldResponseBody), &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseBody{
 			ResponseBody: &extproc.BodyResponse{Response: &extproc.CommonResponse{}},
 		}}},
-		"immediate": {immediate(429, http.Header{"Retry-After": {"1", "2"}}, []byte(long)), &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{
+		"immediate for gRPC": {immediate(404, http.Header{}, []byte("x"), new(codes.NotFound)), &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{
+			ImmediateResponse: &extproc.ImmediateResponse{
+				Status: &envoytype.HttpStatus{Code: envoytype.StatusCode_NotFound}, Headers: &extproc.HeaderMutation{},
+				Body: []byte("x"), GrpcStatus: &extproc.GrpcStatus{Status: 5}, Details: "pdproxy",
+			},
+		}}},
+		"immediate": {immediate(429, http.Header{"Retry-After": {"1", "2"}}, []byte(long), nil), &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{
 			ImmediateResponse: &extproc.ImmediateResponse{
 				Status:  &envoytype.HttpStatus{Code: envoytype.StatusCode_TooManyRequests},
 				Headers: &extproc.HeaderMutation{SetHeaders: []*core.HeaderValueOption{set("retry-after", "1", overwrite), set("retry-after", "2", add)}},

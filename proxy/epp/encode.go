@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
@@ -69,10 +70,14 @@ func headersOf(h http.Header) (m message) {
 }
 
 // immediate returns the answer that the gateway sends to the client itself: immediate_response (7)
-// with status (1), headers (2), body (3) and details (5).
-func immediate(status int, header http.Header, body []byte) message {
-	m := message(nil).with(1, message(nil).number(1, uint64(status))).with(2, headersOf(header))
-	return m.with(3, body).text(5, "pdproxy").within(7)
+// with status (1), headers (2), body (3), grpc_status (4) and details (5). call is the status for a
+// client of gRPC; nil: the client is none.
+func immediate(status int, header http.Header, body []byte, call *codes.Code) message {
+	m := message(nil).with(1, message(nil).number(1, uint64(status))).with(2, headersOf(header)).with(3, body)
+	if call != nil {
+		m = m.with(4, message(nil).number(1, uint64(*call)))
+	}
+	return m.text(5, "pdproxy").within(7)
 }
 
 // The next three functions encode a google.protobuf.Struct: fields (1) is a map with key (1) and

@@ -49,8 +49,10 @@ type Options struct {
 	Prefix func(path string) string
 	// Metadata returns the namespace of the facts about requests; "": none.
 	Metadata func() string
-	Ready    func() bool // reports whether a request could be served now
-	MaxBody  int         // largest request body, in bytes; one message may have the whole body
+	// TrustPD reports whether clients may coordinate KV transfers.
+	TrustPD func() bool
+	Ready   func() bool // reports whether a request could be served now
+	MaxBody int         // largest request body, in bytes; one message may have the whole body
 	// MaxHeader is the largest header of a request, in bytes.
 	MaxHeader int
 	Memory    *buffer.Budget // counts the messages

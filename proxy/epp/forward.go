@@ -19,12 +19,18 @@ import (
 
 // Within implements attempt.Gateway.
 func (st *stream) Within() coordinator.Within {
-	return st.server.destinations.within(st.client.subset, st.client.limited)
+	w := st.server.destinations.within(st.client.subset, st.client.limited)
+	w.Prefill = st.rpc.within(w.Prefill)
+	return w
 }
 
 // Forward implements attempt.Gateway.
 func (st *stream) Forward(f *attempt.Forwarding) error {
 	st.forwarded = true
+	if st.rpc.reads() {
+		f.Body = st.rpc.raw.B
+		defer st.rpc.end()
+	}
 	endpoints := endpointsOf(f)
 	st.chosen, _, _ = strings.Cut(endpoints, ",")
 	of, common := fieldRequestHeaders, message(nil).with(2, st.mutation(f, endpoints)) // header_mutation
@@ -82,10 +88,10 @@ func (st *stream) mutation(f *attempt.Forwarding, endpoints string) message {
 	if len(f.Encoders) > 0 {
 		set(extproc.HeaderEncoders, addressesOf(f.Encoders))
 	}
-	if st.bodied {
+	if st.bodied && !st.rpc.reads() {
 		set("content-length", strconv.Itoa(len(f.Body)))
 	}
-	if path := st.pathOf(f); path != st.client.path {
+	if path := st.pathOf(f); path != st.client.path && !st.rpc.reads() {
 		set(":path", path)
 	}
 	lines := make(map[string][]string, len(f.Header))

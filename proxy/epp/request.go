@@ -83,6 +83,7 @@ func (st *stream) request(first *incoming) (*http.Request, *openai.Error) {
 	if r.Body = (&body{st: st}); first.over {
 		r.Body, r.ContentLength, st.bodyOver = http.NoBody, 0, true
 	}
+	st.call(r, whole)
 	return r.WithContext(st.ctx), nil
 }
 

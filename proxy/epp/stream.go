@@ -44,6 +44,7 @@ type stream struct {
 	shown                     *incoming // has the last bytes that Next has returned
 	early                     *incoming // has arrived, and the next call of next returns it; nil: none
 	reply                     reply
+	rpc                       *rpc    // nil: the client does not speak gRPC
 	space                     string  // namespace of the facts about the request; "": none
 	used                      message // the facts that are known at the end of the answer, a Struct
 	last                      any     // answer to the last message of the engine's answer, which waits for used; nil: none
@@ -106,6 +107,7 @@ func (s *Server) Process(g service.ExternalProcessor_ProcessServer) error {
 		downstream.Error(st, refusal)
 		return st.sendReply()
 	}
+	defer st.rpc.end()
 	if !st.handle(r) {
 		return status.Error(codes.Internal, "the endpoint picker failed")
 	}
