@@ -16,9 +16,9 @@ var (
 		"metric", "pause", "profil", "rpc", "server_info", "session", "shutdown", "sleep", "wake", "weight", "world_size",
 	}
 	managementWords = []string{
-		"admin", "cache", "clear", "cluster", "continue", "corpus", "debug", "destroy", "docs", "dump", "dumper", "gc", "hicache", "info", "init", "is", "load", "loads",
+		"admin", "cache", "clear", "cluster", "continue", "control", "corpus", "debug", "destroy", "docs", "dump", "dumper", "gc", "hicache", "info", "init", "is", "load", "loads",
 		"log", "logging", "offset", "perf", "ping", "register", "reload", "remove", "reset", "resume", "role", "route", "scale", "scaling", "set", "sim", "slow", "start", "state", "stop",
-		"switch", "unload", "unregister", "update", "version",
+		"subscribe", "switch", "unload", "unregister", "update", "version",
 	}
 )
 

@@ -28,6 +28,7 @@ func TestGatewayPasses(t *testing.T) {
 		{"JSON", []string{":path", "/v1/conversations?x=1"}, []string{`{"items":`, `[1]}`}},
 		{"JSON of another method", []string{":method", "PUT", ":path", "/v1/conversations/1"}, []string{`{"model":"m"}`}},
 		{"another type", []string{":path", "/v1/files", "content-type", "application/octet-stream"}, []string{"\x00\x01", "\xff"}},
+		{"GET of a gRPC method", []string{":method", "GET", ":path", "/vllm.Inference/Generate", "content-type", "application/grpc"}, nil},
 		{"gRPC", []string{":path", "/other.Service/Call", "content-type", "application/grpc"}, []string{"\x00\x00\x00\x00\x01a"}},
 		{"an empty body", []string{":path", "/foo"}, []string{""}},
 	} {
@@ -103,7 +104,7 @@ func TestGatewayDoesNotPass(t *testing.T) {
 	g := newGateway(t, world.Setup{Engines: world.Wholes()})
 	for _, path := range []string{
 		"/sleep", "/sl%65ep", "/llama/sleep?level=1", "/reset_prefix_cache", "/v1/load_lora_adapter", "/update_weights_from_disk", "/flush_cache", "/metrics",
-		"/vllm.Control/ResetPrefixCache", "/vllm.grpc.engine.VllmEngine/Abort",
+		"/vllm.Control/ResetPrefixCache", "/vllm.grpc.engine.VllmEngine/Abort", "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", "/vllm.Control/GetKvEventSources",
 		"/llama/v1/%63ompletions", "/v1/completions%0A", "/foo//bar", "/foo/../bar", "/foo/./bar", "/foo%2F..%2Fbar", "/foo%5Cbar",
 	} {
 		for _, parts := range [][]string{nil, {`{"model":"m","prompt":"x","kv_transfer_params":{}}`}} {

@@ -75,6 +75,7 @@ func TestGatewayCall(t *testing.T) {
 		{"a whole answer of VllmEngine", "/vllm.grpc.engine.VllmEngine/Generate", framed(3, "text"), []string{complete}, codes.OK, telemetry.OutcomeOK, 2, 0},
 		{"an embedding below a prefix", "/llama/vllm.grpc.engine.VllmEngine/Embed", framed(2, inner(2, "\x01")), []string{framed(2, 3)}, codes.OK, telemetry.OutcomeOK, 0, 0},
 		{"a stream of Inference", "/vllm.Inference/GenerateStream", framed(2, "m", 3, "text"), []string{framed(1, inner(1, 3), 2, inner(3, 1)), framed(2, inner(3, 1, 8, inner(1, 2)))}, codes.OK, telemetry.OutcomeOK, 2, 0},
+		{"a long text", "/vllm.Inference/Generate", framed(2, "m", 3, strings.Repeat("x\x01", 200_000)), []string{framed(1, inner(1, 3), 2, inner(3, 2, 8, inner(1, 2)))}, codes.OK, telemetry.OutcomeOK, 2, 0},
 		{"a stream that breaks", "/vllm.Inference/GenerateStream", framed(2, "m", 3, "text"), []string{framed(1, inner(1, 3), 2, inner(3, 1))}, codes.Unavailable, telemetry.OutcomeBroken, 0, 1},
 		{"an engine that fails", "/vllm.Inference/Generate", framed(2, "m", 3, "text"), []string{""}, codes.Internal, telemetry.OutcomeEngineError, 0, 1},
 		{"an engine that refuses", "/vllm.Inference/Generate", framed(2, "m", 3, "text"), []string{""}, codes.InvalidArgument, telemetry.OutcomeEngineError, 0, 0},

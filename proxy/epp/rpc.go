@@ -31,7 +31,8 @@ func (st *stream) call(r *http.Request, path string) {
 		return
 	}
 	st.rpc = new(rpc)
-	if st.rpc.method = vllmgrpc.MethodOf(path); st.rpc.method != 0 && r.Method == http.MethodPost {
+	if m := vllmgrpc.MethodOf(path); m != 0 && r.Method == http.MethodPost {
+		st.rpc.method = m
 		r.URL.Path, r.URL.RawPath = st.rpc.method.API().Path(), ""
 		r.Body = &callBody{st: st, from: r.Body}
 		r.ContentLength = -1
