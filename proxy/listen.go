@@ -51,6 +51,7 @@ func (s *Server) EPP(certs *edge.Certs) *epp.Server {
 	o := epp.Options{
 		Registry: s.options.Registry, Log: s.log, MaxBody: int(cfg.Server.MaxBody), MaxHeader: int(cfg.Server.MaxHeader), Memory: s.memory,
 		MaxExchanges: cfg.Limits.MaxExchanges + cfg.Limits.Queue, HeadTimeout: time.Duration(cfg.Server.ReadHeaderTimeout), Prefix: s.prefixOf,
+		Metadata: func() string { return s.cfg.Load().EPP.Metadata }, TrustPD: func() bool { return s.cfg.Load().Server.TrustPDFields },
 		Ready: func() bool { return s.Ready() && !s.draining.Load() },
 		Handle: func(w http.ResponseWriter, r *http.Request, g attempt.Gateway) {
 			s.bodies.Limit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, g) })).ServeHTTP(w, r)

@@ -80,6 +80,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway
 	switch {
 	case ok && r.Method == http.MethodPost: // here, so that an open stream needs little stack
 		s.exchanges.Serve(w, r, api, g)
+	case g != nil && s.passes(r):
+		s.exchanges.Serve(w, r, openai.EngineRoute, g)
 	case !s.servePath(w, r, ok):
 		w.Header().Set("X-Request-Id", downstream.RequestID(r))
 		downstream.Error(w, openai.NewError(openai.CodeNotFound, noEndpoint(r)))
@@ -89,6 +91,20 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, g attempt.Gateway
 // isEngineRoute reports whether a path is a route of engines that the configuration lists.
 func (s *Server) isEngineRoute(path string) bool {
 	return slices.Contains(s.cfg.Load().Server.EngineRoutes, path)
+}
+
+// passes reports whether a gateway sends r, which is no request to an endpoint, to any engine. The
+// picker itself answers requests to its own endpoints, also below a prefix.
+func (s *Server) passes(r *http.Request) bool {
+	path := r.URL.Path
+	if !s.cfg.Load().EPP.Passes(path) || opensWebSocket(r) {
+		return false
+	}
+	if r.URL.EscapedPath() != path && (s.hasEndpoint(path) || s.prefixOf(path) != "") { // an engine reads the decoded path
+		return false
+	}
+	_, generates := openai.APIFor(endpoint(r))
+	return generates || s.isEngineRoute(endpoint(r)) || !s.hasEndpoint(endpoint(r))
 }
 
 // prefixOf returns the part of a path before its longest end that is the path of an endpoint; "" if
@@ -102,13 +118,17 @@ func (s *Server) prefixOf(path string) string {
 		if len(rest) > 1 {
 			rest = strings.TrimSuffix(rest, "/")
 		}
-		_, generates := openai.APIFor(rest)
-		_, stored := openai.StoredResponseAt(rest)
-		if generates || s.isEngineRoute(rest) || stored || rest == modelsPath || strings.HasPrefix(rest, modelsPath+"/") || rest == healthPath || rest == versionPath {
+		if s.hasEndpoint(rest) {
 			return path[:i]
 		}
 	}
 	return ""
+}
+
+// hasEndpoint reports whether a path without a slash at its end is the path of an endpoint.
+func (s *Server) hasEndpoint(path string) bool {
+	_, stored := openai.StoredResponseAt(path)
+	return isEndpoint(path) || s.isEngineRoute(path) || stored || strings.HasPrefix(path, modelsPath+"/")
 }
 
 // endpoint returns the path of r without a slash at its end, which some clients append.

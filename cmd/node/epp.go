@@ -60,6 +60,31 @@ func (p *pickerListener) run(ctx context.Context, drain, takeover func() time.Du
 	return nil
 }
 
+// lingering returns a context for the sockets of the node, which ends after ctx. With a picker, it
+// ends when gateways have moved to another one, because they may not know yet that this one ends.
+// Until then the node reports that it is not ready, and serves as before. left is the rest of
+// server.drain_timeout, which begins with the end of ctx.
+func (n *Node) lingering(ctx context.Context) (sockets context.Context, left func() time.Duration) {
+	if n.picker == nil {
+		return ctx, n.DrainTimeout
+	}
+	var over time.Time // written before the end of sockets
+	sockets, end := context.WithCancel(context.WithoutCancel(ctx))
+	context.AfterFunc(ctx, func() { // ends sockets, for which serveFront waits
+		limit := n.DrainTimeout()
+		over = time.Now().Add(limit)
+		n.server.Drain()
+		n.picker.server.Linger(n.picker.serving, time.Duration(n.cfg.Load().EPP.DrainQuiet), limit)
+		end()
+	})
+	return sockets, func() time.Duration {
+		if sockets.Err() == nil { // a socket has failed
+			return n.DrainTimeout()
+		}
+		return max(0, time.Until(over))
+	}
+}
+
 // retire leaves the listener to a successor. Open streams continue.
 func (p *pickerListener) retire() {
 	if p != nil {

@@ -117,15 +117,16 @@ func (n *Node) serveFront(ctx context.Context) error {
 		})
 	}
 	takeover := func() time.Duration { return time.Duration(n.cfg.Load().Server.TakeoverTimeout) }
+	sockets, left := n.lingering(ctx)
 	wg.Go(func() {
-		if err := n.picker.run(ctx, n.DrainTimeout, takeover); err != nil {
+		if err := n.picker.run(sockets, left, takeover); err != nil {
 			cancel(err)
 		}
 	})
 	if n.options.OnServing != nil {
 		n.options.OnServing()
 	}
-	err := n.front.Serve(ctx, edge.Limits{Drain: n.DrainTimeout, Remaining: takeover})
+	err := n.front.Serve(sockets, edge.Limits{Drain: left, Remaining: takeover})
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		err = errors.Join(cause, err)
 	}

@@ -41,10 +41,21 @@ type pool struct {
 	Name      string
 	Open      bool // failureMode FailOpen
 	Picker    int
+	Second    int // another picker of the same pool; 0: none
 	Endpoints []endpoint
 	H2C       bool // appProtocol kubernetes.io/h2c
 	process   *process
 	admin     string
+	probes    []endpoint // where the picker probes Endpoints; nil: there
+	lines     string     // of the picker's configuration, before its tables
+}
+
+// Pickers returns the ports of the pickers.
+func (p *pool) Pickers() []int {
+	if p.Second != 0 {
+		return []int{p.Picker, p.Second}
+	}
+	return []int{p.Picker}
 }
 
 // hosts returns the addresses of the pods.
@@ -109,12 +120,16 @@ func newExtension(t *testing.T) *extension {
 func (p *pool) start(t *testing.T) {
 	t.Helper()
 	config := ""
-	for _, e := range p.Endpoints {
-		config += fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nrole = \"both\"\nconnector = \"none\"\n", e, e)
+	for i, e := range p.Endpoints {
+		probed := e
+		if p.probes != nil {
+			probed = p.probes[i]
+		}
+		config += fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nendpoint = %q\nrole = \"both\"\nconnector = \"none\"\n", e, probed, e)
 	}
 	listen, admin := free(t), free(t)
 	p.Picker, p.admin = portOf(listen), "http://"+admin
-	p.process = run(t, "picker-"+p.Name, fmt.Sprintf("server.listen = %q\nadmin.listen = %q\npolicy.place = \"round_robin\"\n[epp]\nlisten = %q\n%s", free(t), admin, listen, config))
+	p.process = run(t, "picker-"+p.Name, fmt.Sprintf("server.listen = %q\nadmin.listen = %q\npolicy.place = \"round_robin\"\nepp.listen = %q\n%s%s", free(t), admin, listen, p.lines, config))
 	until(t, "the picker of "+p.Name+" has all engines", func() bool {
 		_, text := get(p.admin + "/v1/engines")
 		return strings.Count(text, `"state":"ready"`) == len(p.Endpoints)
@@ -126,7 +141,9 @@ type gateway struct {
 	Name     string
 	Port     int
 	Pools    []*pool
-	Weighted bool // it also has the host "weighted": 70 % primary, 30 % secondary
+	Log      string // path of the access log; "": none
+	Limits   int    // port of a service that counts tokens; 0: none
+	Weighted bool   // it also has the host "weighted": 70 % primary, 30 % secondary
 }
 
 func (g *gateway) url() string { return "http://127.0.0.1:" + strconv.Itoa(g.Port) }
@@ -151,7 +168,7 @@ func startGateways(t testing.TB, pools []*pool, gateways ...*gateway) {
 	if err := text.Execute(f, map[string]any{"Admin": portOf(admin), "Gateways": gateways, "Pools": pools}); err != nil {
 		t.Fatal(err)
 	}
-	start(t, "envoy", envoyPath(t), "-c", path, "--disable-hot-restart", "--concurrency", "2", "-l", "warning")
+	start(t, "envoy", envoyPath(t), "-c", path, "--disable-hot-restart", "--file-flush-interval-msec", "100", "--concurrency", "2", "-l", "warning")
 	untilEnvoy(t, admin)
 }
 

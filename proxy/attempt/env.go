@@ -43,6 +43,7 @@ type Env struct {
 	Hooks   Hooks                 // nil: no leg or finish hook
 	Class   *config.PriorityClass // nil: the configuration has no classes
 	Key     string                // name of the client's API key; "" without keys
+	Tenant  string                // of the client; "" without tenants
 	WarmUp  bool                  // no client sent the request
 	Gateway Gateway               // sends the request instead of this process; nil: this process sends the legs
 	Kept    *Kept                 // of the stream that answers; nil: nothing is kept

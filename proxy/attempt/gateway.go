@@ -2,19 +2,13 @@ package attempt
 
 import (
 	"cmp"
-	"io"
-	"net/http"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
-	"github.com/pdproxy/pdproxy/proxy/openai"
-	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -32,6 +26,17 @@ type Gateway interface {
 	// Next returns the next bytes of the answer's body, which are valid until the next
 	// call, and io.EOF after the last ones. The client gets them before Next returns.
 	Next() ([]byte, error)
+	// Used tells the gateway what the answer has cost, after the call of Next that has returned
+	// its last bytes.
+	Used(Used)
+}
+
+// Used is the cost of an answer.
+type Used struct {
+	Engine string // that has answered; "": an unknown one
+	// Prompt and Completion are tokens: those that the engine reports, or else estimates. Cached is
+	// the number of prompt tokens that were in a cache. -1: not known.
+	Prompt, Completion, Cached int64
 }
 
 // Forwarding is what the gateway sends.
@@ -44,6 +49,8 @@ type Forwarding struct {
 	Query    string          // of the client's request; "": none, or Path has it
 	Header   []upstream.Field
 	Body     []byte
+
+	Model, Tenant, Class string // of the request; "": none
 }
 
 // GatewayHead is the head of an answer that the gateway shows.
@@ -56,13 +63,9 @@ type GatewayHead struct {
 	// could not use the first one. Engines are the known engines of that endpoint.
 	Other   bool
 	Engines []*engine.Instance
-	// Hidden: the gateway does not show the body.
+	// Hidden: the gateway does not show the body, or nobody reads it.
 	Hidden bool
 }
-
-// maxObserved limits the part of an answer that is kept to read the usage, in bytes. Streams
-// of events are not kept.
-const maxObserved = 1 << 20
 
 // observe carries out the placement by the gateway: the gateway sends the request, and observe reads
 // the answer only for the records, the load and the health of the engine. An error means that the
@@ -86,6 +89,7 @@ func (a *attempt) observe() error {
 		return a.legEnded(env.Context, l, err)
 	}
 	env.Journal.LegAnswered(&l.Leg, head.Status)
+	head.Hidden = head.Hidden || env.Request.Opaque // nothing is known about its answer either
 	o := &observation{a: a, l: l, g: g, head: head, start: env.Request.StreamHead()}
 	o.events.Reasons = env.Journal.Span != nil
 	if head.Other {
@@ -135,12 +139,22 @@ func (a *attempt) spare() []engine.Target {
 // sidecar, which makes the two legs.
 func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 	env := a.env
-	f := &Forwarding{Decode: a.p.Decode, Prefill: a.p.Prefill, Spare: spare, Path: env.Request.Path(), Header: env.Fields}
+	f := &Forwarding{
+		Decode: a.p.Decode, Prefill: a.p.Prefill, Spare: spare, Path: env.Request.Path(), Header: env.Fields,
+		Model: cmp.Or(env.Request.Model, env.Ask.Model), Tenant: env.Tenant,
+	}
+	if env.Class != nil {
+		f.Class = env.Class.Name
+	}
 	if pool := a.encoderPool(); pool != nil && len(a.conn.(connector.Encoder).Encode(&a.c)) > 0 {
 		f.Encoders = env.encoders(pool, a.p.Decode.Spec.Connector)
 	}
 	if env.Request.Target == "" {
 		f.Query = env.Client.URL().RawQuery
+	}
+	if env.Request.Opaque {
+		a.passOn(f)
+		return f, nil
 	}
 	body, err := a.answerBody()
 	if err != nil {
@@ -168,237 +182,14 @@ func (a *attempt) forwarding(spare []engine.Target) (*Forwarding, error) {
 	return f, nil
 }
 
-// observation is an answer that passes through the gateway.
-type observation struct {
-	a    *attempt
-	l    *leg
-	g    Gateway
-	head GatewayHead
-
-	unknown bool // no known engine has answered
-
-	events openai.EventScanner
-	start  openai.StreamHead
-	first  []byte    // the stream until start has its verdict
-	last   time.Time // of the last read after the first content; zero: no content has come
-	body   []byte    // of an answer that is no stream
-	lost   bool      // body was too large to keep
-}
-
-// leaveEngine records that the gateway had to leave the chosen engine, as a failure of that engine.
-// The attempt then needs a placement on the engine that has answered.
-func (o *observation) leaveEngine() {
-	a := o.a
-	a.env.Journal.Fallback("gateway", "other_endpoint")
-	a.legFailed(o.l, a.classify(o.l, o.l.failedBy("other_endpoint", 502, nil)))
-	a.needs, a.observation = NeedsServing, o
-}
-
-// goOn moves the request with its load to the placement on the engine that has answered; nil: that
-// engine is not known.
-func (o *observation) goOn(p *coordinator.Placement) error {
-	a, env := o.a, o.a.env
-	a.leavePlacement()
-	if p == nil {
-		o.unknown = true
-		return o.begin()
+// passOn completes f for a request whose body the proxy does not know.
+func (a *attempt) passOn(f *Forwarding) {
+	f.Body = a.env.Client.Body()
+	if f.Decode.Spec.Endpoint == "" {
+		f.Path = f.Decode.Prefix + f.Path
 	}
-	a.p, a.c.Decode = p, p.Decode
-	env.Journal.Placed(p, env.Ask.Request.PromptTokens)
-	o.l = env.beginLeg(abi.Decode, p.Decode, 2, a.c.LegID)
-	env.Journal.LegAnswered(&o.l.Leg, o.head.Status)
-	return o.begin()
-}
-
-// begin begins the client's answer and reads the answer of the gateway to its end.
-func (o *observation) begin() error {
-	o.a.env.note(o.head.Status)
-	o.a.env.Client.Begin(o.head.Status)
-	if o.head.Hidden && o.ok() {
-		o.a.p.Lease.Answered(o.stream())
-		o.a.env.Journal.AnswerBegins(&o.l.Leg)
-	}
-	return o.run()
-}
-
-// run reads the answer to its end.
-func (o *observation) run() error {
-	if o.stream() && o.a.env.Journal.Span != nil {
-		defer o.a.env.Journal.Finished(&o.events)
-	}
-	for {
-		chunk, err := o.g.Next()
-		if len(chunk) > 0 {
-			o.read(chunk)
-		}
-		switch {
-		case err == nil:
-		case err == io.EOF, o.events.Done && !o.events.MidEvent():
-			o.ended()
-			return nil
-		case o.unknown:
-			return err
-		default: // the client has left, or the engine; the gateway does not say who
-			o.l.target.ProbeSoon()
-			return o.a.legEnded(o.a.env.Context, o.l, err)
-		}
-	}
-}
-
-// ok reports whether the engine has answered the request.
-func (o *observation) ok() bool { return o.head.Status/100 == 2 }
-
-// stream reports whether the answer is a stream of events.
-func (o *observation) stream() bool { return o.ok() && o.head.Events && o.a.env.Request.Stream }
-
-// read notes the facts in the next bytes of the answer.
-func (o *observation) read(chunk []byte) {
-	env := o.a.env
-	if !o.stream() {
-		if !o.lost && (len(o.body)+len(chunk) > maxObserved || env.Client.Reserve(len(chunk)) != nil) {
-			o.body, o.lost = nil, true
-		}
-		if !o.lost {
-			o.body = append(o.body, chunk...)
-		}
-		return
-	}
-	held := o.events.Held()
-	o.events.Feed(chunk)
-	if n := o.events.Held(); n > held {
-		_ = env.Client.Reserve(n - held) // the bytes are in memory already; without room the next request waits
-	}
-	now := time.Now()
-	switch {
-	case !o.last.IsZero():
-		env.Journal.Intervals.Observe(now.Sub(o.last))
-		o.last = now
-	case o.hasBegun(chunk):
-		o.a.p.Lease.Answered(true)
-		env.Journal.AnswerBegins(&o.l.Leg)
-		o.last = now
-	}
-}
-
-// hasBegun reports whether the stream has content with its next bytes. It must not be called
-// again after it has returned true.
-func (o *observation) hasBegun(chunk []byte) bool {
-	if o.start.Verdict > openai.ContentEvent {
-		return false
-	}
-	if len(o.first)+len(chunk) > maxHead || o.a.env.Client.Reserve(len(chunk)) != nil {
-		o.start.Verdict = openai.ContentEvent // no head of a failed answer is this large
-	} else {
-		o.first = append(o.first, chunk...)
-		o.start.Read(o.first)
-	}
-	if o.start.Verdict < openai.ContentEvent {
-		return false
-	}
-	if o.a.env.Journal.Span != nil {
-		o.a.env.Journal.StreamBegan(o.a.env.Request.API, o.first)
-	}
-	o.first, o.start.Data = nil, nil
-	return o.start.Verdict == openai.ContentEvent
-}
-
-// ended records an answer that has come to its end.
-func (o *observation) ended() {
-	a, env := o.a, o.a.env
-	switch {
-	case !o.ok():
-		o.refused()
-		return
-	case o.head.Hidden:
-		o.succeeded()
-		return
-	case o.stream():
-		o.streamEnded()
-		return
-	}
-	if env.Journal.Span != nil {
-		env.Journal.Whole(env.Request.API, o.body)
-	}
-	if reason, status := openai.WholeFailure(env.Request.API, o.body); reason != "" {
-		o.failedWith(reason, status, telemetry.OutcomeEngineError)
-		return
-	}
-	a.p.Lease.Answered(false)
-	env.Journal.AnswerBegins(&o.l.Leg)
-	if u, ok := openai.ParseUsage(o.body); ok {
-		env.Journal.Usage = u
-		if a.p.Flow == abi.FlowAggregated && a.p.Matched >= 0 {
-			a.reportCached(o.body)
-		}
-	} else {
-		env.Journal.Counted = wholeTokens(env.Request.API, o.body)
-	}
-	o.succeeded()
-}
-
-// streamEnded records a stream of events that has come to its end.
-func (o *observation) streamEnded() {
-	env, events := o.a.env, &o.events
-	events.Finish()
-	env.Journal.Counted = events.Events
-	if u, ok := events.Usage(); ok {
-		env.Journal.Usage = u
-		env.Registry.MeasureOutput(o.a.p.Decode, u.Completion-1, time.Since(env.Journal.FirstByte))
-	}
-	reason := ""
-	switch {
-	case events.Failed:
-		reason = "error_event"
-	case events.Aborted:
-		reason = "aborted"
-	case o.start.Verdict == openai.EmptyAnswer:
-		reason, events.Status = "empty_answer", o.start.Status
-	case !events.Done && env.Request.API.Generates():
-		reason = "no_end"
-	default:
-		o.succeeded()
-		return
-	}
-	env.Journal.Broken(reason, nil)
-	o.failedWith(reason, events.Status, telemetry.OutcomeBroken)
-}
-
-// failedWith records a failure that an answer with a 2xx status reports inside.
-func (o *observation) failedWith(reason string, status int, outcome telemetry.Outcome) {
-	f := o.l.failedBy(reason, 502, nil)
-	f.Status, f.Permanent = status, upstream.RequestAtFault(status)
-	o.failed(f, outcome)
-}
-
-// refused records an answer whose status is no success.
-func (o *observation) refused() {
-	status, outcome := o.head.Status, telemetry.OutcomeEngineError
-	f := o.l.failedBy("status_"+strconv.Itoa(status), 502, nil)
-	f.Status, f.Permanent = status, upstream.RequestAtFault(status)
-	f.Overloaded = openai.Overloaded(status, o.head.RetryAfter, o.body)
-	f.exempt = status == http.StatusRequestTimeout
-	switch {
-	case f.Permanent:
-		outcome = telemetry.OutcomeClientError
-	case status == http.StatusGatewayTimeout:
-		outcome = telemetry.OutcomeTimeout
-	}
-	o.failed(f, outcome)
-}
-
-// failed records the failure f of the leg.
-func (o *observation) failed(f *failure, outcome telemetry.Outcome) {
-	if o.a.env.Journal.Outcome = outcome; o.unknown {
-		return
-	}
-	if f.Status/100 == 5 && !f.Overloaded {
-		o.l.target.ProbeSoon() // the gateway itself answers 503 and 504 for an engine that is gone
-	}
-	o.a.legFailed(o.l, o.a.classify(o.l, f))
-}
-
-func (o *observation) succeeded() {
-	if !o.unknown { // otherwise no engine has this success
-		o.a.legSucceeded(o.l)
+	if f.Decode.APIKey != "" {
+		f.Header = withKey(f.Header, f.Decode.Instance)
+		a.env.Fields = f.Header
 	}
 }

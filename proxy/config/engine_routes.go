@@ -4,6 +4,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // managementParts are parts of paths by which engines are managed, and managementWords are
@@ -15,26 +16,45 @@ var (
 		"metric", "pause", "profil", "rpc", "server_info", "session", "shutdown", "sleep", "wake", "weight", "world_size",
 	}
 	managementWords = []string{
-		"admin", "cache", "clear", "cluster", "continue", "corpus", "debug", "destroy", "docs", "dump", "dumper", "gc", "hicache", "info", "init", "is", "load", "loads",
+		"admin", "cache", "clear", "cluster", "continue", "control", "corpus", "debug", "destroy", "docs", "dump", "dumper", "gc", "hicache", "info", "init", "is", "load", "loads",
 		"log", "logging", "offset", "perf", "ping", "register", "reload", "remove", "reset", "resume", "role", "route", "scale", "scaling", "set", "sim", "slow", "start", "state", "stop",
-		"switch", "unload", "unregister", "update", "version",
+		"subscribe", "switch", "unload", "unregister", "update", "version",
 	}
 )
 
 // managementPart returns the part of a path that names a management route; "" if none does.
 func managementPart(route string) string {
-	route = strings.ToLower(route)
+	lower := strings.ToLower(route)
 	for _, part := range managementParts {
-		if strings.Contains(route, part) {
+		if strings.Contains(lower, part) {
 			return part
 		}
 	}
-	for word := range strings.FieldsFuncSeq(route, func(c rune) bool { return c == '/' || c == '_' || c == '-' || c == '.' }) {
+	var words strings.Builder // the names of gRPC methods have their words in capitals: ResetPrefixCache
+	for _, c := range route {
+		if unicode.IsUpper(c) {
+			words.WriteByte('_')
+		}
+		words.WriteRune(unicode.ToLower(c))
+	}
+	for word := range strings.FieldsFuncSeq(lower+"/"+words.String(), func(c rune) bool { return c == '/' || c == '_' || c == '-' || c == '.' }) {
 		if slices.Contains(managementWords, word) {
 			return word
 		}
 	}
 	return ""
+}
+
+// Passes reports whether the picker may pass a request for the decoded path of no endpoint to an
+// engine. It refuses paths by which engines are managed, and paths that an engine could read as
+// another path: Starlette's routes match a path with a line feed at its end too.
+func (e *EPP) Passes(decoded string) bool {
+	clean := path.Clean(decoded)
+	if len(clean) > 1 && strings.HasSuffix(decoded, "/") {
+		clean += "/"
+	}
+	control := func(c rune) bool { return c < ' ' || c == 0x7f || c == '\\' }
+	return e.PassThrough && decoded != "" && decoded[0] == '/' && clean == decoded && !strings.ContainsFunc(decoded, control) && managementPart(decoded) == ""
 }
 
 // engineRoutes checks server.engine_routes.

@@ -15,6 +15,16 @@ type EPP struct {
 	// Fallbacks is the number of further endpoints that an answer lists after the chosen
 	// one, for gateways that retry on the next endpoint of the list. Default 0.
 	Fallbacks int `toml:"fallbacks"`
+	// PassThrough sends requests for paths that are no endpoint of the picker to a ready engine,
+	// except paths by which engines are managed. Default true.
+	PassThrough bool `toml:"pass_through"`
+	// Metadata is the namespace of dynamic metadata in which the picker tells the gateway the
+	// model, engine, tenant and class of a request, and the tokens of its answer. Default "": none.
+	Metadata string `toml:"metadata"`
+	// DrainQuiet is the time without a new request after which a process that ends closes Listen,
+	// within server.drain_timeout. Until then gateways notice that the picker is not ready.
+	// Default 5s; 0s closes Listen at once.
+	DrainQuiet Duration `toml:"drain_quiet"`
 	// TLS is the certificate of Listen.
 	TLS TLS `toml:"tls"`
 }
@@ -47,6 +57,9 @@ func (e *Engine) GatewayEndpoint() (address netip.AddrPort, ok bool) {
 func (k *checker) epp() {
 	c := k.config
 	k.within("epp.fallbacks", c.EPP.Fallbacks, 0, maxFallbacks)
+	if c.EPP.Metadata != "" {
+		k.name("epp.metadata", c.EPP.Metadata)
+	}
 	k.tls("epp.tls", c.EPP.TLS, false)
 	if c.EPP.Listen == "" {
 		return

@@ -37,6 +37,9 @@ func TestEPPProblems(t *testing.T) {
 		{"[epp]\nlisten = \"127.0.0.1:8080\"\n", "epp.listen"},
 		{"[epp]\nlisten = \"127.0.0.1:9002\"\n[sidecar]\nlocal = \"http://127.0.0.1:8200\"\n", "epp.listen"},
 		{"[epp]\nfallbacks = 17\n", "epp.fallbacks"},
+		{"[epp]\ndrain_quiet = \"-1s\"\n", "epp.drain_quiet"},
+		{"[epp]\nmetadata = \"pdproxy\"\n", ""},
+		{"[epp]\nmetadata = \"a b\"\n", "epp.metadata"},
 		{"[epp.tls]\ncert = \"x.pem\"\n", "epp.tls.cert"},
 		{"[epp.tls]\nclient_ca = \"x.pem\"\n", "epp.tls.client_ca"},
 	} {

@@ -46,9 +46,12 @@ var errBodyTimeout = openai.NewError(openai.CodeBodyTimeout, "the request body d
 // client left, was too slow, or broke the framing.
 func bodyReadError(ctx context.Context, err error) error {
 	var stopped *stoppedBody
+	var refused *openai.Error // by the reader of a gateway's messages
 	switch {
 	case errors.As(err, &stopped):
 		return stopped.why
+	case errors.As(err, &refused):
+		return refused
 	case errors.Is(err, os.ErrDeadlineExceeded): // the deadline ends the context too
 		return errBodyTimeout
 	case ctx.Err() != nil:

@@ -57,7 +57,11 @@ func (st *stream) sendReply() error {
 		return errCut
 	}
 	st.reply.header.Del("Content-Length") // the gateway sets it
-	if err := st.send(immediate(st.reply.status, st.reply.header, st.reply.body)); err != nil {
+	reply := immediate(st.reply.status, st.reply.header, st.reply.body, nil)
+	if st.rpc != nil {
+		reply = st.refusal()
+	}
+	if err := st.send(reply); err != nil {
 		return errCut
 	}
 	return nil
@@ -88,6 +92,9 @@ func (st *stream) Head() (head attempt.GatewayHead, err error) {
 			head.Events = strings.HasPrefix(strings.ToLower(l.value), "text/event-stream")
 		}
 	}
+	if st.rpc != nil && head.Status == http.StatusOK {
+		head.Status, head.Events = st.rpc.head(m)
+	}
 	head.Hidden = st.responseMode == filter.ProcessingMode_NONE && !st.answerOver
 	if head.Other = m.served != "" && m.served != st.chosen; head.Other { // the first endpoint of the decision has not answered
 		head.Engines = st.server.destinations.at(m.served)
@@ -111,10 +118,10 @@ func (st *stream) Next() ([]byte, error) {
 	}
 	if m.of == fieldResponseTrailers {
 		st.answerOver = true
-		if err := st.send(answerTo(m.of, nil)); err != nil {
+		if err := st.keepLast(answerTo(m.of, nil)); err != nil {
 			return nil, err
 		}
-		return nil, io.EOF
+		return st.seen(m), io.EOF
 	}
 	if m.of != fieldResponseBody {
 		return nil, errOrder
@@ -123,8 +130,16 @@ func (st *stream) Next() ([]byte, error) {
 	if st.responseMode == filter.ProcessingMode_FULL_DUPLEX_STREAMED {
 		m.over = m.over || st.endArrived() // one message less
 		st.answerOver = m.over
-		return m.body, st.send(returned(m))
+		return st.seen(m), st.keepLast(returned(m))
 	}
 	st.answerOver = m.over
-	return m.body, st.send(carryOn(m.of))
+	return st.seen(m), st.keepLast(carryOn(m.of))
+}
+
+// seen returns the part of the answer that the exchange sees for a message of the gateway.
+func (st *stream) seen(m *incoming) []byte {
+	if st.rpc.reads() {
+		return st.rpc.next(m)
+	}
+	return m.body
 }

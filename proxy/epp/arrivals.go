@@ -113,6 +113,13 @@ func (r *arrivals) enter(c *conn) {
 	r.conns[c] = struct{}{}
 }
 
+// connected reports whether a connection is open.
+func (r *arrivals) connected() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.conns) > 0
+}
+
 // leave ends the counting of a connection that is closed.
 func (r *arrivals) leave(c *conn) {
 	r.mu.Lock()

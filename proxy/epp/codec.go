@@ -80,6 +80,7 @@ type outgoing struct {
 	of   protowire.Number // of the oneof of ProcessingRequest
 	over bool
 	data mem.Buffer // Marshal takes the reference; nil: the part is empty
+	tail []byte     // further fields of the ProcessingResponse
 }
 
 // returned is the part m for the gateway, without a copy.
@@ -134,9 +135,13 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return mem.BufferSlice{mem.SliceBuffer(o)}, nil
 	case *outgoing:
 		if o.data == nil {
-			return mem.BufferSlice{mem.SliceBuffer(o.head(0))}, nil
+			return mem.BufferSlice{mem.SliceBuffer(append(o.head(0), o.tail...))}, nil
 		}
-		return mem.BufferSlice{mem.SliceBuffer(o.head(o.data.Len())), o.data}, nil
+		parts := mem.BufferSlice{mem.SliceBuffer(o.head(o.data.Len())), o.data}
+		if o.tail != nil {
+			parts = append(parts, mem.SliceBuffer(o.tail))
+		}
+		return parts, nil
 	}
 	return c.proto.Marshal(v)
 }

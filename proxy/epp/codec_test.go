@@ -12,12 +12,16 @@ import (
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	envoytype "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pdproxy/pdproxy/internal/dev/usage"
+	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 // FuzzMessage: the codec reads in each message that protobuf decodes the same facts as protobuf, also
@@ -32,6 +36,7 @@ func FuzzMessage(f *testing.F) {
 		{Request: &extproc.ProcessingRequest_ResponseBody{ResponseBody: &extproc.HttpBody{EndOfStreamWithoutMessage: true}}},
 		{Request: &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{EndOfStream: true}}, MetadataContext: metadata},
 		{Request: &extproc.ProcessingRequest_ResponseTrailers{}},
+		{Request: &extproc.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extproc.HttpTrailers{Trailers: &core.HeaderMap{Headers: []*core.HeaderValue{{Key: "grpc-status", RawValue: []byte("14")}}}}}},
 		{Request: &extproc.ProcessingRequest_RequestTrailers{RequestTrailers: &extproc.HttpTrailers{}}, ObservabilityMode: true},
 		{Request: &extproc.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extproc.HttpHeaders{Headers: &core.HeaderMap{Headers: []*core.HeaderValue{
 			{Key: ":status", RawValue: []byte("200")}, {Key: "content-type", Value: "text/event-stream"}, {Key: "empty"},
@@ -125,7 +130,8 @@ func (m *incoming) read(p *extproc.ProcessingRequest) {
 	case *extproc.ProcessingRequest_RequestTrailers:
 		m.of = fieldRequestTrailers
 	case *extproc.ProcessingRequest_ResponseTrailers:
-		m.of = fieldResponseTrailers
+		header(fieldResponseTrailers, &extproc.HttpHeaders{Headers: r.ResponseTrailers.GetTrailers()})
+		m.subset, m.served = nil, ""
 	}
 	m.observes = p.GetObservabilityMode()
 	if c := p.GetProtocolConfig(); c != nil {
@@ -181,15 +187,24 @@ func TestMessages(t *testing.T) {
 	}
 	const overwrite, add = core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD, core.HeaderValueOption_APPEND_IF_EXISTS_OR_ADD
 	long := strings.Repeat("x", 300)
+	forwarded := &attempt.Forwarding{Decode: engine.Target{Instance: &engine.Instance{Spec: config.Engine{Name: "d0"}}}, Model: "m", Tenant: "a\xff"}
+	structOf := func(facts map[string]any) *structpb.Struct {
+		s, err := structpb.NewStruct(facts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
 	lines := message(nil).set("a", long, overwrite).remove("b").set("c", "", overwrite)
 	for name, c := range map[string]struct {
 		got  message
 		want *extproc.ProcessingResponse
 	}{
-		"lines": {answerTo(fieldRequestHeaders, message(nil).with(2, lines).number(5, 1).within(1)).with(8, metadataOf("127.0.0.1:1")), &extproc.ProcessingResponse{
-			DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{"envoy.lb": structpb.NewStructValue(&structpb.Struct{
-				Fields: map[string]*structpb.Value{"x-gateway-destination-endpoint": structpb.NewStringValue("127.0.0.1:1")},
-			})}},
+		"lines": {answerTo(fieldRequestHeaders, message(nil).with(2, lines).number(5, 1).within(1)).with(8, (&stream{space: "own"}).decided(forwarded, "127.0.0.1:1")), &extproc.ProcessingResponse{
+			DynamicMetadata: structOf(map[string]any{
+				"envoy.lb": map[string]any{"x-gateway-destination-endpoint": "127.0.0.1:1"},
+				"own":      map[string]any{"model": "m", "engine": "d0", "tenant": "a?"},
+			}),
 			Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{Response: &extproc.CommonResponse{
 				ClearRouteCache: true,
 				HeaderMutation:  &extproc.HeaderMutation{SetHeaders: []*core.HeaderValueOption{set("a", long, overwrite), set("c", "", overwrite)}, RemoveHeaders: []string{"b"}},
@@ -199,7 +214,13 @@ func TestMessages(t *testing.T) {
 		"a part that stays": {carryOn(fieldResponseBody), &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseBody{
 			ResponseBody: &extproc.BodyResponse{Response: &extproc.CommonResponse{}},
 		}}},
-		"immediate": {immediate(429, http.Header{"Retry-After": {"1", "2"}}, []byte(long)), &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{
+		"immediate for gRPC": {immediate(404, http.Header{}, []byte("x"), new(codes.NotFound)), &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{
+			ImmediateResponse: &extproc.ImmediateResponse{
+				Status: &envoytype.HttpStatus{Code: envoytype.StatusCode_NotFound}, Headers: &extproc.HeaderMutation{},
+				Body: []byte("x"), GrpcStatus: &extproc.GrpcStatus{Status: 5}, Details: "pdproxy",
+			},
+		}}},
+		"immediate": {immediate(429, http.Header{"Retry-After": {"1", "2"}}, []byte(long), nil), &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{
 			ImmediateResponse: &extproc.ImmediateResponse{
 				Status:  &envoytype.HttpStatus{Code: envoytype.StatusCode_TooManyRequests},
 				Headers: &extproc.HeaderMutation{SetHeaders: []*core.HeaderValueOption{set("retry-after", "1", overwrite), set("retry-after", "2", add)}},
@@ -313,7 +334,7 @@ func answerOf(m *incoming) any {
 	case fieldRequestHeaders:
 		const overwrite = core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
 		lines := message(nil).set("x-gateway-destination-endpoint", "10.0.0.1:8000", overwrite).set("content-length", "2048", overwrite)
-		return answerTo(m.of, message(nil).with(2, lines).number(5, 1).within(1)).with(8, metadataOf("10.0.0.1:8000"))
+		return answerTo(m.of, message(nil).with(2, lines).number(5, 1).within(1)).with(8, new(stream).decided(nil, "10.0.0.1:8000"))
 	case fieldResponseHeaders:
 		return carryOn(m.of)
 	}

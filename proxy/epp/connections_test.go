@@ -36,7 +36,7 @@ type served struct {
 func serve(t *testing.T) *served {
 	s := &served{listener: proxytest.NewPipeListener(), begun: make(chan struct{}, 10), release: make(chan struct{})}
 	s.Server = New(Options{
-		Registry: engine.New(engine.Options{}), Ready: func() bool { return true }, Log: slog.New(slog.DiscardHandler),
+		Registry: engine.New(engine.Options{}), Ready: func() bool { return true }, Metadata: func() string { return "" }, Log: slog.New(slog.DiscardHandler),
 		Prefix:       func(string) string { return "" },
 		MaxExchanges: 100, HeadTimeout: 10 * time.Second, MaxHeader: 64 << 10, MaxBody: 16 << 20, Memory: new(buffer.Budget),
 		Handle: func(w http.ResponseWriter, r *http.Request, _ attempt.Gateway) {

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/pdproxy/pdproxy/proxy/epp/fields"
 	"github.com/pdproxy/pdproxy/proxy/sidecar/extproc"
 )
 
@@ -18,34 +19,6 @@ const (
 	fieldObservability  protowire.Number = 10
 	fieldProtocolConfig protowire.Number = 11
 )
-
-// fields calls each for the fields of a message that are a varint or have a length, in the order
-// of the bytes. value is the content of a field with a length, else nil; n is the varint. It
-// reports false if the message is malformed or each reports false.
-func fields(raw []byte, each func(number protowire.Number, value []byte, n uint64) bool) bool {
-	for len(raw) > 0 {
-		number, kind, n := protowire.ConsumeTag(raw)
-		if n < 0 {
-			return false
-		}
-		raw = raw[n:]
-		var value []byte
-		var varint uint64
-		switch kind {
-		case protowire.BytesType:
-			value, n = protowire.ConsumeBytes(raw)
-		case protowire.VarintType:
-			varint, n = protowire.ConsumeVarint(raw)
-		default:
-			n = protowire.ConsumeFieldValue(number, kind, raw)
-		}
-		if n < 0 || (kind == protowire.BytesType || kind == protowire.VarintType) && !each(number, value, varint) {
-			return false
-		}
-		raw = raw[n:]
-	}
-	return true
-}
 
 // merged returns the content of a message whose field occurs again, with value: protobuf merges
 // the two as if their contents followed each other.
@@ -58,10 +31,10 @@ func merged(before, value []byte) []byte {
 
 // decode reads a ProcessingRequest as protobuf does: of a field that occurs twice the last counts,
 // and a field of an unexpected type is unknown. It reports false for a malformed message.
-// Metadata beside a part of a body, trailers and attributes are not read.
+// Metadata beside a part of a body, trailers of requests and attributes are not read.
 func (m *incoming) decode(raw []byte) bool {
 	var metadata []byte
-	if !fields(raw, func(number protowire.Number, value []byte, n uint64) bool {
+	if !fields.Each(raw, func(number protowire.Number, value []byte, n uint64) bool {
 		switch {
 		case number == fieldObservability && value == nil:
 			m.observes = n != 0
@@ -94,13 +67,17 @@ func (m *incoming) decodeOne(of protowire.Number, raw []byte) bool {
 		return m.decodeHeader(raw)
 	case fieldRequestBody, fieldResponseBody:
 		return m.decodePart(raw)
+	case fieldResponseTrailers: // HttpTrailers has its lines in the field of those of HttpHeaders
+		return fields.Each(raw, func(number protowire.Number, value []byte, _ uint64) bool {
+			return number != 1 || value == nil || m.decodeLines(value)
+		})
 	}
 	return true
 }
 
 // decodeModes reads ProtocolConfiguration: request_body_mode (1) and response_body_mode (2).
 func (m *incoming) decodeModes(raw []byte) bool {
-	return fields(raw, func(number protowire.Number, value []byte, n uint64) bool {
+	return fields.Each(raw, func(number protowire.Number, value []byte, n uint64) bool {
 		switch mode := filter.ProcessingMode_BodySendMode(n); {
 		case value != nil:
 		case number == 1:
@@ -114,7 +91,7 @@ func (m *incoming) decodeModes(raw []byte) bool {
 
 // decodeHeader reads HttpHeaders: headers (1) and end_of_stream (3).
 func (m *incoming) decodeHeader(raw []byte) bool {
-	return fields(raw, func(number protowire.Number, value []byte, n uint64) bool {
+	return fields.Each(raw, func(number protowire.Number, value []byte, n uint64) bool {
 		switch {
 		case number == 1 && value != nil:
 			return m.decodeLines(value)
@@ -137,12 +114,12 @@ func (m *incoming) decodeLines(raw []byte) bool {
 		at := cap(raw) - cap(value)
 		return text[at : at+len(value)]
 	}
-	return fields(raw, func(number protowire.Number, header []byte, _ uint64) bool {
+	return fields.Each(raw, func(number protowire.Number, header []byte, _ uint64) bool {
 		if number != 1 || header == nil {
 			return true
 		}
 		var key, value, rawValue []byte
-		if !fields(header, func(number protowire.Number, content []byte, _ uint64) bool {
+		if !fields.Each(header, func(number protowire.Number, content []byte, _ uint64) bool {
 			switch {
 			case content == nil:
 			case number == 1:
@@ -173,7 +150,7 @@ func (m *incoming) decodeLines(raw []byte) bool {
 
 // decodePart reads HttpBody: body (1) and end_of_stream (2).
 func (m *incoming) decodePart(raw []byte) bool {
-	return fields(raw, func(number protowire.Number, value []byte, n uint64) bool {
+	return fields.Each(raw, func(number protowire.Number, value []byte, n uint64) bool {
 		switch {
 		case number == 1 && value != nil:
 			m.body = value
@@ -219,13 +196,13 @@ func (m *incoming) decodeMetadata(raw []byte) bool {
 // message with key (1) and value (2) each. It reports false if the map is malformed or each
 // reports false.
 func entries(raw []byte, each func(key string, value []byte) bool) bool {
-	return fields(raw, func(number protowire.Number, entry []byte, _ uint64) bool {
+	return fields.Each(raw, func(number protowire.Number, entry []byte, _ uint64) bool {
 		if number != 1 || entry == nil {
 			return true
 		}
 		var key string
 		var value []byte
-		return fields(entry, func(number protowire.Number, field []byte, _ uint64) bool {
+		return fields.Each(entry, func(number protowire.Number, field []byte, _ uint64) bool {
 			switch {
 			case field == nil:
 			case number == 1:

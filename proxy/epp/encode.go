@@ -1,13 +1,13 @@
 package epp
 
 import (
+	"math"
 	"net/http"
 	"strings"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protowire"
-
-	"github.com/pdproxy/pdproxy/proxy/sidecar/extproc"
 )
 
 // message is an encoded ProcessingResponse, or a part of it. Source of the field numbers:
@@ -70,15 +70,37 @@ func headersOf(h http.Header) (m message) {
 }
 
 // immediate returns the answer that the gateway sends to the client itself: immediate_response (7)
-// with status (1), headers (2), body (3) and details (5).
-func immediate(status int, header http.Header, body []byte) message {
-	m := message(nil).with(1, message(nil).number(1, uint64(status))).with(2, headersOf(header))
-	return m.with(3, body).text(5, "pdproxy").within(7)
+// with status (1), headers (2), body (3), grpc_status (4) and details (5). call is the status for a
+// client of gRPC; nil: the client is none.
+func immediate(status int, header http.Header, body []byte, call *codes.Code) message {
+	m := message(nil).with(1, message(nil).number(1, uint64(status))).with(2, headersOf(header)).with(3, body)
+	if call != nil {
+		m = m.with(4, message(nil).number(1, uint64(*call)))
+	}
+	return m.text(5, "pdproxy").within(7)
 }
 
-// metadataOf returns the endpoints as dynamic metadata: a Struct with the Struct of extproc.LBSpace.
-func metadataOf(endpoints string) message {
-	value := message(nil).text(3, endpoints) // Value.string_value
-	inner := message(nil).text(1, extproc.HeaderDestination).with(2, value).within(1)
-	return message(nil).text(1, extproc.LBSpace).with(2, inner.within(5)).within(1) // Value.struct_value
+// The next three functions encode a google.protobuf.Struct: fields (1) is a map with key (1) and
+// value (2).
+
+// fact returns a Struct with a further text; an empty one is left out.
+func (m message) fact(name, value string) message {
+	if value == "" {
+		return m
+	}
+	return m.with(1, message(nil).text(1, name).with(2, message(nil).text(3, strings.ToValidUTF8(value, "?")))) // Value.string_value
+}
+
+// count returns a Struct with a further number; a negative one is left out.
+func (m message) count(name string, n int64) message {
+	if n < 0 {
+		return m
+	}
+	value := protowire.AppendFixed64(protowire.AppendTag(nil, 2, protowire.Fixed64Type), math.Float64bits(float64(n))) // Value.number_value
+	return m.with(1, message(nil).text(1, name).with(2, value))
+}
+
+// space returns dynamic metadata, which is a Struct of namespaces, with a further namespace.
+func (m message) space(name string, facts message) message {
+	return m.with(1, message(nil).text(1, name).with(2, facts.within(5))) // Value.struct_value
 }

@@ -46,7 +46,11 @@ type Options struct {
 	Registry *engine.Registry
 	// Prefix returns the part of a path before its longest end that is the path of an endpoint.
 	// It returns "" if the whole path is one, or no end is one.
-	Prefix  func(path string) string
+	Prefix func(path string) string
+	// Metadata returns the namespace of the facts about requests; "": none.
+	Metadata func() string
+	// TrustPD reports whether clients may coordinate KV transfers.
+	TrustPD func() bool
 	Ready   func() bool // reports whether a request could be served now
 	MaxBody int         // largest request body, in bytes; one message may have the whole body
 	// MaxHeader is the largest header of a request, in bytes.
@@ -106,7 +110,8 @@ type Server struct {
 	misused      lograte.Limiter[string] // decides which misuses are logged, by their text
 	running      context.Context         // ends when the streams must end
 	cut          context.CancelCauseFunc
-	retired      atomic.Bool // a successor serves the address
+	retired      atomic.Bool  // a successor serves the address
+	requested    atomic.Int64 // when the last stream for a request began, in Unix ns
 }
 
 // New returns a server. It starts nothing.
@@ -165,6 +170,26 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Du
 		return nil
 	}
 	return err
+}
+
+// Linger keeps a server, which must report that it is not ready, while gateways still send requests
+// to it: until no gateway is connected, or no request has begun for quiet, or limit is over. quiet
+// begins with Linger: gateways need time to notice. Linger changes nothing in the service, and also
+// returns when ctx ends.
+func (s *Server) Linger(ctx context.Context, quiet, limit time.Duration) {
+	begin := time.Now()
+	tick := time.NewTicker(healthCheck)
+	defer tick.Stop()
+	for s.arrivals.connected() && time.Since(begin) < limit {
+		if last := time.Unix(0, s.requested.Load()); time.Since(begin) >= quiet && time.Since(last) >= quiet {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 // Retire prepares the end of Serve for a server whose address a successor serves: the health

@@ -19,21 +19,27 @@ import (
 
 // Within implements attempt.Gateway.
 func (st *stream) Within() coordinator.Within {
-	return st.server.destinations.within(st.client.subset, st.client.limited)
+	w := st.server.destinations.within(st.client.subset, st.client.limited)
+	w.Prefill = st.rpc.within(w.Prefill)
+	return w
 }
 
 // Forward implements attempt.Gateway.
 func (st *stream) Forward(f *attempt.Forwarding) error {
 	st.forwarded = true
+	if st.rpc.reads() {
+		f.Body = st.rpc.raw.B
+		defer st.rpc.end()
+	}
 	endpoints := endpointsOf(f)
 	st.chosen, _, _ = strings.Cut(endpoints, ",")
 	of, common := fieldRequestHeaders, message(nil).with(2, st.mutation(f, endpoints)) // header_mutation
-	if st.requestMode != filter.ProcessingMode_FULL_DUPLEX_STREAMED {
+	if st.bodied && st.requestMode != filter.ProcessingMode_FULL_DUPLEX_STREAMED {
 		of, common = fieldRequestBody, common.with(3, message(f.Body).within(1)) // body_mutation
 	}
-	common = common.number(5, 1)                                              // clear_route_cache
-	decision := answerTo(of, common.within(1)).with(8, metadataOf(endpoints)) // dynamic_metadata
-	if err := st.send(decision); err != nil || of == fieldRequestBody {
+	common = common.number(5, 1)                                                 // clear_route_cache
+	decision := answerTo(of, common.within(1)).with(8, st.decided(f, endpoints)) // dynamic_metadata
+	if err := st.send(decision); err != nil || of == fieldRequestBody || !st.bodied {
 		return err
 	}
 	for rest, over := f.Body, false; !over; {
@@ -82,8 +88,10 @@ func (st *stream) mutation(f *attempt.Forwarding, endpoints string) message {
 	if len(f.Encoders) > 0 {
 		set(extproc.HeaderEncoders, addressesOf(f.Encoders))
 	}
-	set("content-length", strconv.Itoa(len(f.Body)))
-	if path := st.pathOf(f); path != st.client.path {
+	if st.bodied && !st.rpc.reads() {
+		set("content-length", strconv.Itoa(len(f.Body)))
+	}
+	if path := st.pathOf(f); path != st.client.path && !st.rpc.reads() {
 		set(":path", path)
 	}
 	lines := make(map[string][]string, len(f.Header))
@@ -92,7 +100,11 @@ func (st *stream) mutation(f *attempt.Forwarding, endpoints string) message {
 		lines[name] = append(lines[name], line.Value)
 	}
 	for name, values := range lines {
-		if !slices.Equal(values, st.client.header[name]) {
+		own := st.client.header[name]
+		if name == "Content-Type" && own != nil && values[0] == jsonType {
+			continue // the engine judges the client's type: a web page may send some types without asking
+		}
+		if !slices.Equal(values, own) {
 			set(name, values[len(values)-1])
 		}
 	}
@@ -103,6 +115,8 @@ func (st *stream) mutation(f *attempt.Forwarding, endpoints string) message {
 	}
 	return m
 }
+
+const jsonType = "application/json"
 
 // pathOf returns the path of the request with the client's prefix and query.
 func (st *stream) pathOf(f *attempt.Forwarding) string {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -110,8 +111,11 @@ type exchanged struct {
 	removed   map[string]bool
 	shown     map[string]string // header lines that the picker adds to the answer
 	metadata  string            // the destination in the metadata
+	facts     map[string]any    // of the decision, and later of the answer, in the namespace "own"
+	told      int               // messages with facts, of the answer
 	body      string            // that the engine gets
 	immediate *extproc.ImmediateResponse
+	bodyless  bool // the request has no body
 	endless   bool // answers does not end the answer
 }
 
@@ -126,13 +130,17 @@ var duplex = modes{filter.ProcessingMode_FULL_DUPLEX_STREAMED, filter.Processing
 func (g *gateway) ask(m modes, meta *core.Metadata, header []string, parts ...string) *exchanged {
 	g.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	x := &exchanged{t: g.T, mode: m.request, cancel: cancel, set: map[string]string{}, removed: map[string]bool{}}
+	x := &exchanged{t: g.T, mode: m.request, cancel: cancel, bodyless: len(parts) == 0, set: map[string]string{}, removed: map[string]bool{}}
 	var err error
 	if x.stream, err = extproc.NewExternalProcessorClient(g.conn).Process(ctx); err != nil {
 		g.T.Fatal(err)
 	}
 	lines := []*core.HeaderValue{}
-	for i, all := 0, append([]string{":method", "POST", ":path", world.CompletionsPath, ":authority", "proxy", "content-type", "application/json"}, header...); i < len(all); i += 2 {
+	all := append([]string{":method", "POST", ":path", world.CompletionsPath, ":authority", "proxy"}, header...)
+	if !slices.Contains(header, "content-type") {
+		all = append(all, "content-type", "application/json")
+	}
+	for i := 0; i < len(all); i += 2 {
 		lines = append(lines, &core.HeaderValue{Key: all[i], RawValue: []byte(all[i+1])})
 	}
 	x.send(&extproc.ProcessingRequest{
@@ -192,13 +200,14 @@ func (x *exchanged) note(r *extproc.ProcessingResponse) bool {
 	}
 	if m := r.GetDynamicMetadata(); m != nil {
 		x.metadata = m.GetFields()["envoy.lb"].GetStructValue().GetFields()["x-gateway-destination-endpoint"].GetStringValue()
+		x.facts = m.GetFields()["own"].GetStructValue().AsMap()
 	}
 	if s := common.GetBodyMutation().GetStreamedResponse(); s != nil {
 		x.body += string(s.GetBody())
 		return s.GetEndOfStream()
 	}
 	x.body += string(common.GetBodyMutation().GetBody())
-	return r.GetRequestBody() != nil
+	return r.GetRequestBody() != nil || x.bodyless
 }
 
 // answers shows the picker an answer in parts, and receives what the client gets.
@@ -218,7 +227,12 @@ func (x *exchanged) answers(code int, contentType, served string, parts ...strin
 	x.shown = setBy(r.GetResponseHeaders().GetResponse().GetHeaderMutation())
 	for i, part := range parts {
 		x.send(&extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseBody{ResponseBody: &extproc.HttpBody{Body: []byte(part), EndOfStream: !x.endless && i == len(parts)-1}}})
-		client += string(x.receive().GetResponseBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetBody())
+		r := x.receive()
+		if own := r.GetDynamicMetadata().GetFields()["own"]; own != nil {
+			x.facts = own.GetStructValue().AsMap()
+			x.told++
+		}
+		client += string(r.GetResponseBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetBody())
 	}
 	return client
 }
@@ -571,7 +585,7 @@ func TestGatewayPrefix(t *testing.T) {
 	}
 	t.Run("refused", func(t *testing.T) {
 		for _, path := range []string{"/llama/v1/other", "/v1/completions/more", "/xv1/completions", "/llama", "/"} {
-			g := newGateway(t, world.Setup{Engines: world.Wholes()})
+			g := newGateway(t, world.Setup{Engines: world.Wholes(), Config: func(c *config.Config) { c.EPP.PassThrough = false }})
 			x := g.ask(duplex, nil, []string{":path", path}, world.Completions(false)).decided()
 			if s := x.immediate.GetStatus().GetCode(); s != 404 {
 				t.Errorf("%s: got %d", path, s)

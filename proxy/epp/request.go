@@ -62,7 +62,7 @@ func (st *stream) request(first *incoming) (*http.Request, *openai.Error) {
 			r.Header[key] = values[len(values)-1 : len(values) : len(values)]
 		}
 	}
-	st.client.header = r.Header
+	st.client.header, st.space = r.Header, st.server.options.Metadata()
 	st.client.subset, st.client.limited = subsetOf(first.subset)
 	var err error
 	if r.URL, err = url.ParseRequestURI(st.client.path); err != nil {
@@ -79,9 +79,11 @@ func (st *stream) request(first *incoming) (*http.Request, *openai.Error) {
 	if p, ok := peer.FromContext(st.grpc.Context()); ok {
 		r.RemoteAddr = p.Addr.String()
 	}
+	st.bodied = !first.over
 	if r.Body = (&body{st: st}); first.over {
 		r.Body, r.ContentLength, st.bodyOver = http.NoBody, 0, true
 	}
+	st.call(r, whole)
 	return r.WithContext(st.ctx), nil
 }
 

@@ -47,7 +47,7 @@ func FuzzFirstMessage(f *testing.F) {
 		}
 		f.Add(raw)
 	}
-	server := New(Options{Registry: engine.New(engine.Options{}), Prefix: func(path string) string { return path[:max(0, strings.LastIndexByte(path, '/'))] }, Ready: func() bool { return true }, Log: slog.New(slog.DiscardHandler)})
+	server := New(Options{Registry: engine.New(engine.Options{}), Prefix: func(path string) string { return path[:max(0, strings.LastIndexByte(path, '/'))] }, Ready: func() bool { return true }, Metadata: func() string { return "" }, Log: slog.New(slog.DiscardHandler)})
 	f.Cleanup(server.grpc.Stop)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		m := new(incoming)

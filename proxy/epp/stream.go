@@ -35,6 +35,7 @@ type stream struct {
 
 	requestMode, responseMode filter.ProcessingMode_BodySendMode
 	client                    clientRequest
+	bodied                    bool      // the request has a body, which may be empty
 	bodyOver, trailers        bool      // the end of the request has come; it has trailers
 	forwarded                 bool      // the gateway has the decision
 	headPending               bool      // the gateway waits for the answer to the response's head
@@ -43,6 +44,10 @@ type stream struct {
 	shown                     *incoming // has the last bytes that Next has returned
 	early                     *incoming // has arrived, and the next call of next returns it; nil: none
 	reply                     reply
+	rpc                       *rpc    // nil: the client does not speak gRPC
+	space                     string  // namespace of the facts about the request; "": none
+	used                      message // the facts that are known at the end of the answer, a Struct
+	last                      any     // answer to the last message of the engine's answer, which waits for used; nil: none
 
 	phase     atomic.Int32 // a phase constant; the handler's goroutine writes it
 	full      atomic.Bool  // there is no memory for the request's body
@@ -90,6 +95,7 @@ func (s *Server) Process(g service.ExternalProcessor_ProcessServer) error {
 	}
 	gateway.begin()
 	defer gateway.end()
+	s.requested.Store(time.Now().UnixNano())
 	if err := st.open(first); err != nil {
 		if s.misused.Allow(err.Error()) {
 			s.options.Log.Warn("a gateway uses ext_proc in a way that cannot be served", "error", err)
@@ -101,6 +107,7 @@ func (s *Server) Process(g service.ExternalProcessor_ProcessServer) error {
 		downstream.Error(st, refusal)
 		return st.sendReply()
 	}
+	defer st.rpc.end()
 	if !st.handle(r) {
 		return status.Error(codes.Internal, "the endpoint picker failed")
 	}
@@ -328,10 +335,15 @@ func (st *stream) finish() error {
 	if context.Cause(st.ctx) == errMemory {
 		return errMemory
 	}
-	if st.forwarded || st.ctx.Err() != nil {
+	switch {
+	case st.ctx.Err() != nil:
 		return nil
+	case !st.forwarded:
+		return st.sendReply()
+	case st.tells():
+		_ = st.endAnswer() // an error means that the gateway has left
 	}
-	return st.sendReply()
+	return nil
 }
 
 // Errors of streams.

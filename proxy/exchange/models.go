@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"math/rand/v2"
 	"slices"
 	"strings"
 
@@ -134,6 +135,28 @@ func (x *exchange) knownModel() string {
 		return p.Model
 	}
 	return only(s)
+}
+
+// chooseModel chooses the model of a request that names none and that any engine may serve: that of a
+// random engine that is ready and that the gateway may use. Each engine has the same chance.
+func (x *exchange) chooseModel() error {
+	snapshot := x.run.Registry.Snapshot()
+	if _, pools := snapshot.Only(); pools < 2 {
+		return nil
+	}
+	within, ready := x.gateway.Within().Whole, 0
+	for _, i := range snapshot.Instances {
+		if i.State() != engine.Ready || i.Role&abi.RoleDecode == 0 || len(i.Models()) == 0 || within != nil && !slices.Contains(within, i) {
+			continue
+		}
+		if ready++; rand.IntN(ready) == 0 {
+			x.placing.ask.Model = i.Models()[0]
+		}
+	}
+	if ready == 0 {
+		return &coordinator.NoTargetError{}
+	}
+	return nil
 }
 
 // only returns the model if the registry has known exactly one, else "".

@@ -89,6 +89,9 @@ func (x *exchange) authenticate(r *http.Request, api openai.API) (client string,
 		}
 		x.env.Key, x.account.tenant = admission.KeyName(r), admission.Tenant(r)
 	}
+	if t := x.account.tenant; t != nil {
+		x.env.Tenant = t.Name
+	}
 	x.journal.Client = x.env.Key
 	if x.journal.Filters != nil && x.account.tenant != nil { // filters of the body may read it
 		x.journal.Tenant(x.account.tenant.Name)
@@ -143,11 +146,20 @@ func (x *exchange) read(client string) error {
 
 // scan scans the body.
 func (x *exchange) scan() error {
-	if err := openai.ReadRequest(x.req.API, x.client.Header().Get("Content-Type"), x.client.Body(), &x.req); err != nil {
+	contentType, url := x.client.Header().Get("Content-Type"), x.client.URL()
+	path := strings.TrimSuffix(url.Path, "/")
+	if x.req.API == openai.EngineRoute && x.gateway != nil {
+		path = url.EscapedPath() // a gateway may pass every path, with its slash at the end
+		if openai.Opaque(contentType, x.client.Body()) {
+			openai.ReadOpaque(contentType, &x.req)
+			return x.req.ReadTarget(path, url.RawQuery)
+		}
+	}
+	if err := openai.ReadRequest(x.req.API, contentType, x.client.Body(), &x.req); err != nil {
 		return err
 	}
 	if x.req.API == openai.EngineRoute {
-		return x.req.ReadTarget(strings.TrimSuffix(x.client.URL().Path, "/"), x.client.URL().RawQuery)
+		return x.req.ReadTarget(path, url.RawQuery)
 	}
 	return nil
 }
@@ -170,7 +182,14 @@ func (x *exchange) describe() error {
 			e.Fields = append(downstream.Without(e.Fields, name), upstream.Field{Name: name, Value: value})
 		})
 	}
-	ask.Model = x.req.Model
+	if x.req.Opaque {
+		e.Fields = downstream.Without(e.Fields, "Content-Type") // the gateway keeps that of the client
+	}
+	if ask.Model = x.req.Model; ask.Model == "" && x.req.API == openai.EngineRoute && x.gateway != nil {
+		if err := x.chooseModel(); err != nil {
+			return err
+		}
+	}
 	ask.Request = abi.RequestFacts{PromptTokens: x.req.PromptTokens, MaxTokens: x.req.MaxTokens, N: x.req.N, Stream: x.req.Stream}
 	needs := x.run.Coordinator.Needs()
 	if needs&(abi.NeedPrompt|abi.NeedTraits|abi.NeedHeaders|abi.NeedIdentity) != 0 {

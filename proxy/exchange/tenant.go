@@ -33,6 +33,9 @@ func (x *exchange) permit() error {
 	if t == nil || t.Models == nil {
 		return nil
 	}
+	if x.req.Opaque {
+		return openai.NewError(openai.CodeNotFound, "the client may not use every model, so it may not send a request whose model the proxy does not know")
+	}
 	name := x.req.Model
 	if name == "" {
 		if name = x.knownModel(); name == "" {

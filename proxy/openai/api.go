@@ -47,8 +47,8 @@ const (
 	Speech                          // OpenAI text to speech
 	ImageGenerations                // OpenAI images
 	ImageEdits                      // OpenAI changes of images
-	// EngineRoute is any other route of an engine, which the configuration lists.
-	// Request.Target is its path.
+	// EngineRoute is any other route of an engine, which the configuration lists or a gateway
+	// may pass. Request.Target is its path.
 	EngineRoute
 )
 
@@ -140,10 +140,7 @@ func CheckContentType(api API, contentType string) error {
 	if contentType == "application/json" {
 		return nil
 	}
-	media, _, _ := strings.Cut(contentType, ";")
-	media = strings.ToLower(strings.TrimSpace(media))
-	ofJSON := media == "application/json" || strings.HasPrefix(media, "application/") && strings.HasSuffix(media, "+json")
-	if ofJSON || api.TakesForm() && isForm(contentType) {
+	if isJSON(contentType) || api.TakesForm() && isForm(contentType) {
 		return nil
 	}
 	text := "Unsupported Media Type: Only 'application/json' is allowed"
@@ -151,6 +148,13 @@ func CheckContentType(api API, contentType string) error {
 		text = "Unsupported Media Type: Only 'application/json' and 'multipart/form-data' are allowed"
 	}
 	return NewFieldError(CodeUnsupportedMediaType, "Content-Type", text)
+}
+
+// isJSON reports whether a Content-Type is that of JSON.
+func isJSON(contentType string) bool {
+	media, _, _ := strings.Cut(contentType, ";")
+	media = strings.ToLower(strings.TrimSpace(media))
+	return media == "application/json" || strings.HasPrefix(media, "application/") && strings.HasSuffix(media, "+json")
 }
 
 // PromptKind is the form in which a request carries its prompt.

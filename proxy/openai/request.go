@@ -57,6 +57,10 @@ type Request struct {
 	ContentType string
 	Form        bool // the body is a form, which has no members
 
+	// Opaque: the body of an EngineRoute is neither JSON nor a form, or there is none. Nothing of it is
+	// known.
+	Opaque bool
+
 	// EngineField is a field with which the client changes an engine, or makes the engine run
 	// code of the client; "": there is none.
 	EngineField string

@@ -366,11 +366,12 @@ func decodeOr(t *testing.T, raw []byte) any {
 func TestReadTarget(t *testing.T) {
 	for _, tt := range []struct{ body, query, target, model, param string }{
 		{`{}`, "", "/x", "", ""},
-		{`{"model":"m"}`, "model=m&b=2&a=1", "/x?a=1&b=2&model=m", "m", ""},
-		{`{"model":"m"}`, "model=&a=1", "/x?a=1&model=", "m", ""},
+		{`{"model":"m"}`, "model=m&b=2&a=1", "/x?model=m&b=2&a=1", "m", ""},
+		{`{"model":"m"}`, "model=&a=1", "/x?model=&a=1", "m", ""},
 		{`{"model":"m"}`, "model=n&b=2&a=1", "", "", "model"},
 		{`{"model":"m"}`, "Model=n", "", "", "Model"},
 		{`{}`, "model[]=n", "", "", "model[]"},
+		{`{}`, "b=%7e&rid=1&a=2", "/x?a=2&b=~", "", ""},
 		{`{"model":null}`, "model=org%2Fn", "/x?model=org%2Fn", "org/n", ""},
 		{`{}`, "rid=1&KV_Transfer_Params=2&bootstrap_room[0]=3&vllm_xargs[kv_transfer_params]=4&%72id=5", "/x", "", ""},
 		{`{}`, "a=1;rid=2", "", "", "query"},

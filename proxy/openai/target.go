@@ -1,10 +1,24 @@
 package openai
 
 import (
+	"bytes"
 	"net/url"
 	"strings"
 	"unicode/utf8"
 )
+
+// ReadOpaque fills r for a request to an EngineRoute with a body that Opaque reports.
+func ReadOpaque(contentType string, r *Request) {
+	r.Object.Reset()
+	*r = Request{Object: r.Object, API: EngineRoute, ContentType: contentType, Opaque: true, WithoutPD: true, MaxTokens: -1, N: 1, BestOf: 1}
+}
+
+// Opaque reports whether a body of that type is empty, or neither JSON nor a form. A text that begins
+// like JSON is JSON whatever its type is, because some routes of engines do not check the type.
+func Opaque(contentType string, body []byte) bool {
+	body = bytes.TrimLeft(body, " \t\r\n")
+	return len(body) == 0 || contentType != "" && body[0] != '{' && body[0] != '[' && !isJSON(contentType) && !isForm(contentType)
+}
 
 // ReadTarget sets Target for a request to an EngineRoute of that path. The query loses its PD
 // fields, and names the model if the body does not. The error is an *Error with status 400.
@@ -17,6 +31,7 @@ func (r *Request) ReadTarget(path, query string) error {
 	if err != nil {
 		return NewFieldError(CodeInvalidType, "query", "The query of the request is malformed.")
 	}
+	all := len(values)
 	for name := range values {
 		base, _, _ := strings.Cut(name, "[")
 		if held, _ := named(pdContainers[:], base); held || PDField(base) {
@@ -28,7 +43,10 @@ func (r *Request) ReadTarget(path, query string) error {
 			return err
 		}
 	}
-	if len(values) > 0 {
+	switch {
+	case len(values) == all:
+		r.Target += "?" + query // as the client has written it
+	case len(values) > 0:
 		r.Target += "?" + values.Encode()
 	}
 	return nil
