@@ -20,7 +20,7 @@ import (
 )
 
 // The tokens that the API server knows: one of an administrator, and one of the
-// proxy, which may list and watch EndpointSlices, pods and InferencePools in the namespace llm.
+// proxy, which has the rights of docs/howto/discovery.md in the namespace llm.
 const (
 	adminToken  = "sesame"
 	readerToken = "reader"
@@ -33,6 +33,7 @@ const (
 	slicesPath = "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices"
 	poolsPath  = "/apis/inference.networking.k8s.io/v1/namespaces/llm/inferencepools"
 	podsPath   = "/api/v1/namespaces/llm/pods"
+	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/llm/leases"
 )
 
 // apiServer is an API server: the simulated one, or with the build tag

@@ -77,6 +77,7 @@ func (s *realServer) prepare() {
 			{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{"endpointslices"}, "verbs": []string{"list", "watch"}},
 			{"apiGroups": []string{""}, "resources": []string{"pods"}, "verbs": []string{"list", "watch"}},
 			{"apiGroups": []string{"inference.networking.k8s.io"}, "resources": []string{"inferencepools"}, "verbs": []string{"list", "watch"}},
+			{"apiGroups": []string{"coordination.k8s.io"}, "resources": []string{"leases"}, "verbs": []string{"get", "list", "watch", "create", "patch"}},
 		},
 	})
 	do("/apis/rbac.authorization.k8s.io/v1/namespaces/llm/rolebindings", fields{

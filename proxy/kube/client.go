@@ -20,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -81,7 +82,7 @@ type Client struct {
 
 	base      string // without a final slash
 	tokenFile string // read for each request, because tokens are renewed
-	client    *http.Client
+	client    atomic.Pointer[http.Client]
 }
 
 // Open returns a client for the address and the credentials of the configuration, or of the pod
@@ -92,7 +93,9 @@ func Open(cfg config.DiscoveryKubernetes) (*Client, error) {
 
 // Over returns a client without credentials whose requests go to transport.
 func Over(transport http.RoundTripper) *Client {
-	return &Client{base: "http://kubernetes.invalid", client: &http.Client{Transport: transport}}
+	a := &Client{base: "http://kubernetes.invalid"}
+	a.client.Store(clientOf(transport))
+	return a
 }
 
 // newClient reads the address and credentials of the API server: from the
@@ -134,11 +137,23 @@ func newClient(cfg config.DiscoveryKubernetes, account string, getenv func(strin
 			return nil, config.Problems{{Key: "discovery.kubernetes.ca", Message: err.Error()}}
 		}
 	}
-	a.client = &http.Client{
+	a.client.Store(clientOf(transport))
+	return a, nil
+}
+
+func clientOf(transport http.RoundTripper) *http.Client {
+	return &http.Client{
 		Transport:     transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token must not be sent elsewhere
 	}
-	return a, nil
+}
+
+// Redial makes later requests use new connections.
+func (a *Client) Redial() {
+	before := a.client.Load()
+	if t, ok := before.Transport.(*http.Transport); ok && a.client.CompareAndSwap(before, clientOf(t.Clone())) {
+		t.CloseIdleConnections()
+	}
 }
 
 // readCAs reads a file of CA certificates.
@@ -174,10 +189,13 @@ func (a *Client) send(ctx context.Context, method, target string, body []byte) (
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
+		if method == http.MethodPatch {
+			req.Header.Set("Content-Type", "application/merge-patch+json")
+		}
 	}
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", "pdproxy")
-	resp, err := a.client.Do(req)
+	resp, err := a.client.Load().Do(req)
 	what := strings.ToLower(method) + " " + req.URL.Path // the query may be long
 	if err != nil {
 		if u := (*url.Error)(nil); errors.As(err, &u) {
@@ -198,13 +216,14 @@ func (a *Client) send(ctx context.Context, method, target string, body []byte) (
 	return nil, &StatusError{resp.StatusCode, fmt.Sprintf("%s: status %d %s", what, resp.StatusCode, clip(s.Message))}
 }
 
-// Read returns the object at path. Write returns the object after the change; method is POST or
-// PUT. Both end after Timeout.
+// Read returns the object at path. Read ends after Timeout.
 func (a *Client) Read(ctx context.Context, path string) (*Object, error) {
 	return a.one(ctx, http.MethodGet, path, nil)
 }
 
-// Write makes or replaces an object.
+// Write makes an object by POST, or changes it by PATCH, and returns the object after the change.
+// A resourceVersion in the metadata of a change is a condition: if the object has another version,
+// the error has status 409. Write ends after Timeout.
 func (a *Client) Write(ctx context.Context, method, path string, object any) (*Object, error) {
 	body, err := json.Marshal(object)
 	if err != nil {

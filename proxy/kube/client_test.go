@@ -52,9 +52,10 @@ func TestInCluster(t *testing.T) {
 	if api.Namespace != "llm" {
 		t.Errorf("the namespace is %q", api.Namespace)
 	}
-	defer api.client.CloseIdleConnections()
+	defer api.client.Load().CloseIdleConnections()
 	for _, token := range []string{"first", "second"} {
 		put("token", token)
+		api.Redial()
 		if _, err := api.list(t.Context(), "/x", nil); err != nil {
 			t.Error(err)
 		}
@@ -137,7 +138,7 @@ func TestOneObject(t *testing.T) {
 	if o, err := c.Read(t.Context(), "/a"); err != nil || o.Metadata.ResourceVersion != "3" {
 		t.Errorf("got %+v, %v", o, err)
 	}
-	if _, err := c.Write(t.Context(), http.MethodPut, "/taken", Object{}); !Is(err, http.StatusConflict) || !strings.Contains(err.Error(), "put /taken: status 409 changed") {
+	if _, err := c.Write(t.Context(), http.MethodPatch, "/taken", Object{}); !Is(err, http.StatusConflict) || !strings.Contains(err.Error(), "patch /taken: status 409 changed") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := c.Read(t.Context(), "/bad"); err == nil || !strings.Contains(err.Error(), "decode /bad") {

@@ -62,7 +62,8 @@ type Spec struct {
 	Priority *int   `json:"priority"`
 	Rules    []Rule `json:"rules"`
 	// Of a Lease.
-	HolderIdentity string `json:"holderIdentity"`
+	HolderIdentity   string `json:"holderIdentity"`
+	LeaseTransitions int    `json:"leaseTransitions"`
 }
 
 // Rule is one rule of an InferenceModelRewrite.
