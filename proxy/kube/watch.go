@@ -25,10 +25,10 @@ type Watch struct {
 	client  *Client
 	note    func(error) // gets the result of each attempt; nil: success
 	changed func()      // called after each change
-	path    string      // of the last listing; used by Run only
 	version string      // the last version received; used by Run only
 
 	mu      sync.Mutex
+	path    string             // of the last listing; guarded by mu
 	objects map[string]*Object // by key; nil before the first listing; each object is immutable; guarded by mu
 }
 
@@ -44,12 +44,12 @@ func (w *Watch) Run(ctx context.Context) {
 		err := w.List(ctx)
 		for err == nil && ctx.Err() == nil && time.Since(listed) < listEvery {
 			w.note(nil)
-			if w.path == "" { // the server may have the objects later
+			if w.Path() == "" { // the server may have the objects later
 				pause(ctx, absentAgain)
 				break
 			}
 			began := time.Now()
-			err = w.client.watch(ctx, w.path, w.selectors(), w.version, w.take)
+			err = w.client.watch(ctx, w.Path(), w.selectors(), w.version, w.take)
 			if err == nil && time.Since(began) < again { // a working server does not end a watch so early
 				pause(ctx, again)
 			}
@@ -78,11 +78,11 @@ func (w *Watch) selectors() url.Values {
 // List replaces the objects by those of a new listing.
 func (w *Watch) List(ctx context.Context) error {
 	var listed list
+	var found string // the path
 	var err error
-	w.path = ""
 	for _, path := range w.Paths {
 		if listed, err = w.client.list(ctx, path, w.selectors()); err == nil {
-			w.path = path
+			found = path
 			break
 		}
 		if !Is(err, http.StatusNotFound) {
@@ -103,7 +103,7 @@ func (w *Watch) List(ctx context.Context) error {
 	}
 	w.version = listed.Metadata.ResourceVersion
 	w.mu.Lock()
-	w.objects = objects
+	w.objects, w.path = objects, found
 	w.mu.Unlock()
 	w.changed()
 	return nil
@@ -124,6 +124,13 @@ func (w *Watch) take(kind string, o Object) {
 	}
 	w.mu.Unlock()
 	w.changed()
+}
+
+// Path returns the path of the objects; "": there was no listing, or the server has none of Paths.
+func (w *Watch) Path() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.path
 }
 
 // Now returns the objects. listed is false before the first listing.
