@@ -55,7 +55,7 @@ func newAPIServer(t *testing.T, c *cluster) apiServer {
 	t.Helper()
 	s := &simServer{
 		t: t, listen: testbed.FreeAddr(t), certs: c.certs, version: 100, news: make(chan struct{}),
-		objects: map[string]map[string]fields{slicesPath: {}, podsPath: {}, poolsPath: {}, leasesPath: {}},
+		objects: map[string]map[string]fields{slicesPath: {}, podsPath: {}, poolsPath: {}, leasesPath: {}, servicesPath: {}, objectivesPath: {}, rewritesPath: {}},
 	}
 	s.start()
 	t.Cleanup(s.kill)
@@ -65,6 +65,8 @@ func newAPIServer(t *testing.T, c *cluster) apiServer {
 func (s *simServer) addr() string { return s.listen }
 
 func (*simServer) definePools() {} // they are served from the start
+
+func (*simServer) defineObjects() {} // so are these
 
 func (s *simServer) start() {
 	s.t.Helper()
@@ -81,7 +83,8 @@ func (s *simServer) kill() { s.http.Close() }
 
 func (s *simServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
-	path, name := strings.TrimSuffix(r.URL.Path, "/status"), ""
+	path, ofStatus := strings.CutSuffix(r.URL.Path, "/status")
+	name := ""
 	if s.objects[path] == nil {
 		at := strings.LastIndexByte(path, '/')
 		path, name = path[:at], path[at+1:]
@@ -89,7 +92,7 @@ func (s *simServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case token != adminToken && token != readerToken:
 		sayStatus(w, http.StatusUnauthorized, "Unauthorized")
-	case token == readerToken && !readerMay(r, path, name):
+	case token == readerToken && !readerMay(r, path, name, ofStatus):
 		sayStatus(w, http.StatusForbidden, "forbidden: User \"pdproxy\"")
 	case s.objects[path] == nil:
 		sayStatus(w, http.StatusNotFound, "the server could not find the requested resource")
@@ -106,12 +109,17 @@ func (s *simServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // readerMay reports whether the rights of the proxy allow a request: those that
 // docs/howto/discovery.md lists.
-func readerMay(r *http.Request, path, name string) bool {
-	switch {
-	case path == leasesPath:
-		return r.Method == http.MethodGet || r.Method == http.MethodPost || r.Method == http.MethodPatch
+func readerMay(r *http.Request, path, name string, ofStatus bool) bool {
+	get := r.Method == http.MethodGet
+	switch path {
+	case leasesPath:
+		return get || r.Method == http.MethodPost || r.Method == http.MethodPatch
+	case servicesPath:
+		return get && name != ""
+	case poolsPath, objectivesPath, rewritesPath:
+		return get && name == "" || r.Method == http.MethodPatch && ofStatus
 	default:
-		return r.Method == http.MethodGet && name == ""
+		return get && name == ""
 	}
 }
 
@@ -150,7 +158,7 @@ func (s *simServer) write(w http.ResponseWriter, r *http.Request, path, name str
 	before := s.objects[path][name]
 	switch {
 	case r.Method == http.MethodPost && name == "":
-		now = merged(sent, fields{"metadata": fields{"uid": fmt.Sprint("uid-", s.version+1), "namespace": "llm"}})
+		now = merged(sent, fields{"metadata": fields{"uid": fmt.Sprint("uid-", s.version+1), "namespace": "llm", "creationTimestamp": time.Now().UTC().Format(time.RFC3339)}})
 		name, _ = now["metadata"].(fields)["name"].(string)
 		before = s.objects[path][name]
 		if name == "" || before != nil {
