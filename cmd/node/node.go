@@ -210,6 +210,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		n.local.SetWaker(n.sleep)
 		registerGauges(prom, n.registry, n.local, n.knowledge.state.Index)
 	}
+	n.showAs(cfg, prom)
 	n.ledger = n.newLedger(cfg)
 	placer, err := n.placer(cfg, f, ids)
 	if err != nil {

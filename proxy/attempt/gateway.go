@@ -254,6 +254,7 @@ func (o *observation) stream() bool { return o.ok() && o.head.Events && o.a.env.
 // read notes the facts in the next bytes of the answer.
 func (o *observation) read(chunk []byte) {
 	env := o.a.env
+	env.Client.Relayed(len(chunk))
 	if !o.stream() {
 		if !o.lost && (len(o.body)+len(chunk) > maxObserved || env.Client.Reserve(len(chunk)) != nil) {
 			o.body, o.lost = nil, true

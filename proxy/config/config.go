@@ -92,8 +92,8 @@ type Config struct {
 // default, no engine, no plugin.
 func Default() Config {
 	return Config{
-		Server:       defaultServer(),
-		Admin:        defaultAdmin(),
+		Server: defaultServer(),
+		Admin:  defaultAdmin(), Metrics: Metrics{Names: []string{}},
 		Timeouts:     defaultTimeouts(),
 		Limits:       defaultLimits(),
 		Policy:       defaultPolicy(),

@@ -457,6 +457,7 @@ kv_replay = '*:5558'
 	{"objects of a pool", "[epp]\npool='A_b.llm'\nmodel_header='a b'\n[fleet]\n[fleet.lease]\nname='a.b.c'\nduration='1500ms'\n[fleet.etcd]\nendpoints=['http://e:2379']\n",
 		[]want{{"epp.pool", 2, "want NAME or NAME.NAMESPACE"}, {"epp.model_header", 3, "name of a header"}, {"fleet.lease.name", 6, "want NAME or NAME.NAMESPACE"},
 			{"fleet.lease.name", 6, "together with fleet.etcd"}, {"fleet.lease.name", 6, "needs fleet.listen"}, {"fleet.lease.duration", 7, "whole seconds"}}},
+	{"names of metrics", "[metrics]\nnames=['llm_d','vllm']\n", []want{{"metrics.names[1]", 2, "inference_extension"}}},
 	{"status without a pool", "[epp]\nstatus=true\n", []want{{"epp.status", 2, "needs epp.pool"}}},
 	{"headers of limits", "[limits]\npriority_header='a b'\ndeadline_header='a:b'\nfairness_header=' '\n[[priority_class]]\nname='x'\n",
 		[]want{{"limits.priority_header", 2, "name of a header"}, {"limits.deadline_header", 3, "name of a header"}, {"limits.fairness_header", 4, "name of a header"}}},

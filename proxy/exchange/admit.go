@@ -49,7 +49,7 @@ func (x *exchange) admit(client, model string) (err error) {
 	if classes {
 		own := class // class itself must not move to the heap
 		x.env.Class = &own
-		x.journal.Class(class.Name)
+		x.journal.Class(class.Name, class.Priority)
 	}
 	x.journal.Stage(telemetry.StageWaitsPlace)
 	claim := admission.Claim{Client: client, Class: class, Model: model, Tokens: x.req.PromptTokens + x.booked(), Sheddable: o.Sheddable}

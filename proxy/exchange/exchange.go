@@ -133,6 +133,10 @@ func (x *exchange) close() {
 	if x.account.open {
 		x.settleTenant()
 	}
+	x.journal.Received, x.journal.Sent = x.client.Transferred()
+	if t := x.account.tenant; t != nil {
+		x.journal.Account = t.Name
+	}
 	var h journal.HTTP
 	if x.run.Books.LogsAccess() {
 		h = x.http()

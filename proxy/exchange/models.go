@@ -31,6 +31,9 @@ func (x *exchange) resolve(table *models.Table) error {
 	}
 	x.env.Models = route.Choose(key)
 	x.journal.Requested = x.req.Model
+	if route.Name() != models.AnyName { // any other name is only a text of the client
+		x.journal.Route = route.Name()
+	}
 	x.run.Metrics.ModelChosen(route.Name(), x.env.Models[0])
 	return x.rename(x.env.Models[0])
 }

@@ -19,6 +19,8 @@ type Metrics struct {
 	Other  *Model                 // instruments of requests without a known model
 	Pusher atomic.Pointer[Pusher] // receives the ended exchanges, too; nil: no metrics by OTLP
 
+	extension atomic.Pointer[Extension] // receives the ended exchanges, too; nil: metrics.names is empty
+
 	exchanges     *prometheus.CounterVec
 	exchangeTime  *prometheus.HistogramVec
 	firstToken    *prometheus.HistogramVec
