@@ -107,7 +107,7 @@ func (x *Extension) counter(reg prometheus.Registerer, name, help string, labels
 	return extensionVec[prometheus.Counter]{labels: labels, with: v.With, delete: v.DeletePartialMatch}
 }
 
-// of returns the metric with these of the labels that the metric has.
+// at returns the metric with those of the labels that the metric has.
 func (v *extensionVec[T]) at(all prometheus.Labels) T {
 	own := make(prometheus.Labels, len(v.labels))
 	for _, name := range v.labels {

@@ -54,7 +54,7 @@ var ExtensionMetrics = []ExtensionMetric{
 		buckets: extensionPerToken, of: func(e *Exchange) (float64, bool) {
 			return e.Duration.Seconds() / float64(max(1, e.Completion)), e.Outcome == OutcomeOK && e.Completion > 0
 		}},
-	{LLMD: "llm_d_epp_request_ttft_seconds", Ours: "pdproxy_time_to_first_token_seconds, pdproxy_whole_answer_seconds",
+	{LLMD: "llm_d_epp_request_ttft_seconds", Ours: "pdproxy_time_to_first_token_seconds", Note: "`streaming=\"false\"`: `pdproxy_whole_answer_seconds`",
 		more: []string{"streaming"}, buckets: extensionFirsts, of: func(e *Exchange) (float64, bool) {
 			return e.FirstByte.Seconds(), e.Outcome == OutcomeOK && e.FirstByte > 0
 		}},
