@@ -43,7 +43,11 @@ func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	if r.URL.Query().Has("watch") {
 		silent, end := io.Pipe()
-		context.AfterFunc(r.Context(), func() { end.CloseWithError(r.Context().Err()) })
+		over := time.AfterFunc(5*time.Minute, func() { end.Close() }) // the time that the client wants
+		context.AfterFunc(r.Context(), func() {
+			over.Stop()
+			end.CloseWithError(r.Context().Err())
+		})
 		return &http.Response{StatusCode: 200, Header: http.Header{}, Body: silent, Request: r}, nil
 	}
 	status, body := s.answer(r)
@@ -130,10 +134,28 @@ func (s *server) edit(do func()) {
 	do()
 }
 
+// logs is a log that a test reads while others write.
+type logs struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 // follow runs a follower of the pool vllm.
 type follow struct {
 	s    *server
-	log  *bytes.Buffer
+	log  *logs
 	mu   sync.Mutex
 	last *Objects
 	n    map[string]string
@@ -141,7 +163,7 @@ type follow struct {
 
 func newFollow(t *testing.T, status bool) *follow {
 	t.Helper()
-	f := &follow{s: &server{objects: map[string]map[string]any{}}, log: &bytes.Buffer{}, n: map[string]string{}}
+	f := &follow{s: &server{objects: map[string]map[string]any{}}, log: &logs{}, n: map[string]string{}}
 	cfg := config.Default()
 	cfg.EPP.Pool, cfg.EPP.Status = "vllm.llm", status
 	follower, err := newOver(kube.Over(f.s), Options{
