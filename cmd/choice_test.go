@@ -36,7 +36,7 @@ func TestUnknownValues(t *testing.T) {
 		"bench --api response":                 `--api: must be one of "chat", "completions", "responses", found "response", did you mean responses?`,
 		"bench --sweep rates=1":                `--sweep: must be one of "rate", "concurrency", "speed", found "rates", did you mean rate?`,
 		"plugin new --lang tiny-go x":          `--lang: must be one of "go", "tinygo", "rust", "c", found "tiny-go", did you mean tinygo?`,
-		"plugin new --kind filters x":          `--kind: must be one of "place", "plan", "mint", "leg", "filter", "policy", found "filters", did you mean filter?`,
+		"plugin new --kind filters x":          `--kind: must be one of "place", "plan", "mint", "leg", "score", "filter", "policy", found "filters", did you mean filter?`,
 		"plugin test --guest-log warning m f":  `--guest-log: must be one of "trace", "debug", "info", "warn", "error", "critical", found "warning"`,
 		"run --log-level WARN x":               `--log-level: must be one of "debug", "info", "warn", "error", found "WARN", did you mean warn?`,
 		"--log-format jsn version":             `--log-format: must be one of "text", "json", found "jsn", did you mean json?`,

@@ -10,6 +10,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,6 +36,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/models"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/poolobjects"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
@@ -108,7 +110,10 @@ type Server struct {
 	started    time.Time
 	gatherer   prometheus.Gatherer // of the whole fleet
 	proxies    atomic.Pointer[admission.Proxies]
-	names      atomic.Pointer[models.Table]   // nil without [[model]]
+	objects    atomic.Pointer[poolobjects.Objects] // of epp.pool; never nil
+	mapping    sync.Mutex                          // held while names and objectives are made
+	names      atomic.Pointer[models.Table]        // nil without [[model]] and rewrites
+	objectives atomic.Pointer[map[string]admission.Objective]
 	origins    atomic.Pointer[allowedOrigins] // never nil after New
 }
 
@@ -127,6 +132,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
 	}
+	s.objects.Store(new(poolobjects.Objects))
 	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, s.clientOf)
 	options.Metrics.WatchBuffers(s.memory.Used)
 	options.Metrics.ModelsServed(func(name string) bool {
@@ -149,7 +155,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 		Cleanups: s.cleanups, Retained: s.retained, Prompts: s.prompts, Log: options.Log,
 	})
 	s.exchanges = exchange.New(services, exchange.Options{
-		Config: s.cfg.Load, Keys: s.keys.Load, Proxies: s.proxies.Load, Sidecar: s.sidecar.Load, Picker: s.picker.Load, Models: s.names.Load,
+		Config: s.cfg.Load, Keys: s.keys.Load, Proxies: s.proxies.Load, Sidecar: s.sidecar.Load, Picker: s.picker.Load, Models: s.names.Load, Objectives: func() map[string]admission.Objective { return *s.objectives.Load() },
 		Queue: &s.queue, Waiting: &s.waiting, Bodies: s.bodies, Books: s.books, Recorder: options.Recorder, Budgets: budgets, Metrics: options.Metrics,
 	})
 	s.queue.Saturated = s.saturated
@@ -168,8 +174,8 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.proxies.Store(&proxies)
 	origins := allowedOrigins(cfg.Server.CORSOrigins)
 	s.origins.Store(&origins)
-	s.names.Store(models.NewTable(cfg))
 	s.cfg.Store(cfg)
+	s.mapObjects()
 	limit := int64(cfg.Limits.BufferMemory)
 	if limit == 0 {
 		limit = buffer.DefaultLimit()
@@ -181,6 +187,22 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	if s.picker.Store(after); after != before {
 		before.Close()
 	}
+}
+
+// SetObjects makes later exchanges use other objects of epp.pool.
+func (s *Server) SetObjects(o *poolobjects.Objects) {
+	s.objects.Store(o)
+	s.mapObjects()
+}
+
+// mapObjects applies the present objects of epp.pool by the present configuration.
+func (s *Server) mapObjects() {
+	s.mapping.Lock()
+	defer s.mapping.Unlock()
+	cfg, o := s.cfg.Load(), s.objects.Load()
+	s.names.Store(models.NewTable(cfg, o.Rewrites))
+	objectives := admission.Objectives(cfg, o.Priorities)
+	s.objectives.Store(&objectives)
 }
 
 // saturated implements admission.Saturated by the present configuration.

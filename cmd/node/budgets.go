@@ -18,7 +18,7 @@ func (n *Node) budgets(cfg *config.Config) tenant.Budgets {
 
 // asksForBudgets reports whether the coordinator has the budgets for this process.
 func (n *Node) asksForBudgets(cfg *config.Config) bool {
-	return n.options.Role == RoleWorker && (cfg.Fleet.Coordinator != "" || len(cfg.Fleet.Etcd.Endpoints) > 0)
+	return n.options.Role == RoleWorker && (cfg.Fleet.Coordinator != "" || cfg.Fleet.Elects())
 }
 
 // newLedger returns the ledger of this process: that of the host, or the memory for the share

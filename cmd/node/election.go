@@ -1,7 +1,9 @@
 package node
 
 import (
+	"cmp"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -10,10 +12,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/standby"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/etcd"
+	"github.com/pdproxy/pdproxy/proxy/kube"
 )
 
 // joinElection makes the coordinator a member of the election of the leader: by
-// fleet.etcd, or else among the coordinators of this host.
+// fleet.etcd or fleet.lease, or else among the coordinators of this host.
 func (l *leaderSide) joinElection(cfg *config.Config) error {
 	host, _ := os.Hostname() // may be empty: the name is only displayed
 	dir := l.n.options.Dir
@@ -21,7 +24,7 @@ func (l *leaderSide) joinElection(cfg *config.Config) error {
 		Server: l.workers, Listeners: l.listeners, Copy: replica.NewCopy(l.n.knowledge.state.Conversations),
 		Instances: engineNames{l.n.registry}, ClaimSocket: l.claimSocket, Token: []byte(l.access.token), Dial: l.access.credentials.Dial, Node: host, Log: l.n.log,
 	}
-	if len(cfg.Fleet.Etcd.Endpoints) > 0 {
+	if cfg.Fleet.Elects() {
 		e, err := newElection(cfg, advertised(cfg), l.n)
 		if err != nil {
 			return err
@@ -37,18 +40,35 @@ func (l *leaderSide) joinElection(cfg *config.Config) error {
 	return nil
 }
 
-// newElection returns this process's access to the election by fleet.etcd. With an empty
+// newElection returns this process's access to the election by fleet.etcd or fleet.lease. With an empty
 // address the process is no candidate and only follows the leader's record.
 func newElection(cfg *config.Config, address string, n *Node) (*election.Election, error) {
-	access, err := etcd.Open(cfg.Fleet.Etcd.Access(), "fleet.etcd")
+	host, _ := os.Hostname() // may be empty: the name is only displayed
+	o := election.Options{Name: cfg.Fleet.Name, Address: address, Node: host, TTL: time.Duration(cfg.Fleet.Etcd.Lease), Log: n.log}
+	var err error
+	if cfg.Fleet.Lease.Name != "" {
+		o.TTL = time.Duration(cfg.Fleet.Lease.Duration)
+		o.Lease, err = openLease(cfg)
+	} else {
+		o.Etcd, err = etcd.Open(cfg.Fleet.Etcd.Access(), "fleet.etcd")
+	}
 	if err != nil {
 		return nil, err
 	}
-	host, _ := os.Hostname() // may be empty: the name is only displayed
-	return election.New(election.Options{
-		Etcd: access, Name: cfg.Fleet.Name, Address: address, Node: host,
-		Lease: time.Duration(cfg.Fleet.Etcd.Lease), Log: n.log,
-	}), nil
+	return election.New(o), nil
+}
+
+// openLease returns the access to fleet.lease.
+func openLease(cfg *config.Config) (*election.Lease, error) {
+	client, err := kube.Open(cfg.Discovery.Kubernetes)
+	if err != nil {
+		return nil, err
+	}
+	name, namespace, _ := strings.Cut(cfg.Fleet.Lease.Name, ".")
+	if namespace = cmp.Or(namespace, client.Namespace); namespace == "" {
+		return nil, config.Problems{cfg.Problem("fleet.lease.name", "needs NAME.NAMESPACE, or discovery.kubernetes.namespace")}
+	}
+	return &election.Lease{Client: client, Namespace: namespace, Name: name}, nil
 }
 
 // advertised returns the address at which other hosts reach the coordinator of this

@@ -40,11 +40,16 @@ func openFleetAccess(cfg *config.Config, log *slog.Logger, note func(key string,
 		Bearer: a.token != "" || cfg.Fleet.Open, Log: log,
 	})
 	note("fleet.tls", err)
-	if len(cfg.Fleet.Etcd.Endpoints) > 0 {
-		if _, err := etcd.Open(cfg.Fleet.Etcd.Access(), "fleet.etcd"); err != nil {
-			for _, p := range config.AsProblems(err) {
-				note(p.Key, errors.New(p.Message))
-			}
+	var opened error
+	switch {
+	case cfg.Fleet.Lease.Name != "":
+		_, opened = openLease(cfg)
+	case len(cfg.Fleet.Etcd.Endpoints) > 0:
+		_, opened = etcd.Open(cfg.Fleet.Etcd.Access(), "fleet.etcd")
+	}
+	if opened != nil {
+		for _, p := range config.AsProblems(opened) {
+			note(p.Key, errors.New(p.Message))
 		}
 	}
 	return a

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
 	"github.com/pdproxy/pdproxy/proxy/etcd"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
@@ -16,10 +17,10 @@ import (
 
 // openIDs returns the source of the disagg ids that this process uses.
 //
-// If possible, a mark in fleet.etcd or in the fleet's directory shows which ids may have
+// If possible, a mark in fleet.etcd, beside fleet.lease or in the fleet's directory shows which ids may have
 // been used. Then no later start issues these ids again, even if the clock was set back.
 // Without a writable directory, ids begin at the time of the clock. A process that starts
-// while etcd does not answer has no ids until etcd answers.
+// while etcd or the API server does not answer has no ids until it answers.
 //
 // In a coordinator, openIDs fails without the mark: the coordinator grants ids to
 // workers, which have no marks. A worker's source is empty at first.
@@ -33,13 +34,17 @@ func (n *Node) openIDs(cfg *config.Config) (*disaggid.Source, error) {
 			return nil, err
 		}
 		host, _ := os.Hostname() // may be empty: then the fleet's name alone identifies the process
-		n.ids = idstore.NewKeeper(idstore.NewEtcd(access, idstore.Prefix, cfg.Fleet.Name+" "+host), disaggid.Width, n.log)
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_ = n.ids.Tend(ctx, time.Now()) // the keeper logs an error and tries again
-		return n.ids.Source(), nil
+		return n.keepIDs(idstore.NewEtcd(access, idstore.Prefix, cfg.Fleet.Name+" "+host)), nil
 	}
 	node, worker := idRange(cfg)
+	if cfg.Fleet.Lease.Name != "" {
+		lease, err := openLease(cfg)
+		if err != nil {
+			return nil, err
+		}
+		store := idstore.NewLease(lease.Client, election.LeasePath(lease.Namespace), lease.Name+"-ids", disaggid.Block{Node: uint8(node), Lines: 64})
+		return n.keepIDs(store), nil
+	}
 	if n.options.Dir == nil {
 		return disaggid.New(node, worker)
 	}
@@ -57,6 +62,15 @@ func (n *Node) openIDs(cfg *config.Config) (*disaggid.Source, error) {
 	}
 	n.ids = k
 	return k.Source(), nil
+}
+
+// keepIDs returns the source of the ids that a store of several coordinators reserves.
+func (n *Node) keepIDs(store idstore.Store) *disaggid.Source {
+	n.ids = idstore.NewKeeper(store, disaggid.Width, n.log)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = n.ids.Tend(ctx, time.Now()) // the keeper logs an error and tries again
+	return n.ids.Source()
 }
 
 // idRange returns the node number and the worker number of this process. With

@@ -42,6 +42,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine/sleepmode"
 	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/idtoken"
+	"github.com/pdproxy/pdproxy/proxy/poolobjects"
 	"github.com/pdproxy/pdproxy/proxy/recording"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -71,12 +72,13 @@ type Node struct {
 	verifier *idtoken.Verifier // of the configuration in force; nil without [[jwt]]
 	eppCerts *edge.Certs       // of epp.listen; nil without TLS
 	tracer   *telemetry.Tracer
-	pusher   *telemetry.Pusher // of metrics by OTLP; nil: none
-	ledger   *tenant.Ledger    // of the tenants' budgets
-	token    *admintoken.Token // made by this process for the admin address; nil: a token is configured
-	leader   *leaderSide       // of a coordinator, else nil
-	worker   *workerSide       // of a worker, else nil
-	leaving  atomic.Bool       // another process decides about the engines, or none does soon
+	pusher   *telemetry.Pusher     // of metrics by OTLP; nil: none
+	objects  *poolobjects.Follower // of epp.pool; nil: none
+	ledger   *tenant.Ledger        // of the tenants' budgets
+	token    *admintoken.Token     // made by this process for the admin address; nil: a token is configured
+	leader   *leaderSide           // of a coordinator, else nil
+	worker   *workerSide           // of a worker, else nil
+	leaving  atomic.Bool           // another process decides about the engines, or none does soon
 
 	// The following fields are nil in a worker, which receives the list of engines from its
 	// coordinator.
@@ -208,6 +210,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		n.local.SetWaker(n.sleep)
 		registerGauges(prom, n.registry, n.local, n.knowledge.state.Index)
 	}
+	n.showAs(cfg, prom)
 	n.ledger = n.newLedger(cfg)
 	placer, err := n.placer(cfg, f, ids)
 	if err != nil {
@@ -235,6 +238,9 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	})
 	n.server.SetConnectors(connector.Configured(f.trtllm))
 	n.askLegs()
+	if err := n.followObjects(cfg); err != nil {
+		return err
+	}
 	if err := n.pushMetrics(); err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 // fixedKeys are the keys, and the tables, that are read only at the start.
 var fixedKeys = []string{
 	"server.listen", "server.http1", "server.http3", "server.max_header", "server.read_header_timeout", "server.tls", "server.acme",
-	"admin.listen", "admin.token_file", "admin.allowed_hosts", "metrics.listen", "epp.listen", "epp.tls",
+	"admin.listen", "admin.token_file", "admin.allowed_hosts", "metrics.listen", "metrics.names", "epp.listen", "epp.pool", "epp.status", "epp.tls",
 	"conversation.capacity", "kv_index", "tokens", "recording", "discovery", "fleet",
 }
 

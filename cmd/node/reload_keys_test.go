@@ -19,7 +19,7 @@ import (
 var reloadedKeys = []string{
 	"server.drain_timeout", "server.takeover_timeout", "server.read_timeout", "server.min_body_rate", "server.expose_placement",
 	"server.trust_pd_fields", "server.trust_engine_fields", "server.access_log", "server.access_log_format", "server.trusted_proxies", "server.cors_origins", "server.engine_routes", "server.auth.keys_file",
-	"admin.trust_added_engines", "epp.fallbacks", "epp.pass_through", "epp.metadata", "epp.drain_quiet",
+	"admin.trust_added_engines", "epp.fallbacks", "epp.pass_through", "epp.metadata", "epp.drain_quiet", "epp.model_header",
 	"timeouts.prefill", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.handshake", "timeouts.transfer", "timeouts.deferred_write",
 	"timeouts.policy", "timeouts.cleanup",
 	"limits.max_exchanges", "limits.queue", "limits.queue_timeout", "limits.no_engine_timeout", "limits.max_reading", "limits.per_client",

@@ -23,6 +23,7 @@ func (n *Node) Serve(ctx context.Context) error {
 	wg.Go(func() { n.registry.Run(background) })
 	wg.Go(func() { n.plugins.Run(background) })
 	wg.Go(func() { n.local.Run(background) })
+	wg.Go(func() { n.runObjects(background) })
 	warming, stopWarming := context.WithCancel(ctx)
 	if n.options.Role != RoleWorker {
 		wg.Go(func() { n.discovery.Run(background) })

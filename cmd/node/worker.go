@@ -74,7 +74,7 @@ func (n *Node) dialler(cfg *config.Config, dial standby.Dialer) (func(context.Co
 	case config.CoordinatorLeader:
 		address, same = "", ""
 	}
-	if len(cfg.Fleet.Etcd.Endpoints) == 0 || address != "" && cfg.Fleet.Coordinator != "" {
+	if !cfg.Fleet.Elects() || address != "" && cfg.Fleet.Coordinator != "" {
 		return func(ctx context.Context) (net.Conn, error) { return dial(ctx, address) }, nil
 	}
 	e, err := newElection(cfg, "", n)

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,7 +55,7 @@ func newAPIServer(t *testing.T, c *cluster) apiServer {
 	t.Helper()
 	s := &simServer{
 		t: t, listen: testbed.FreeAddr(t), certs: c.certs, version: 100, news: make(chan struct{}),
-		objects: map[string]map[string]fields{slicesPath: {}, podsPath: {}, poolsPath: {}},
+		objects: map[string]map[string]fields{slicesPath: {}, podsPath: {}, poolsPath: {}, leasesPath: {}, servicesPath: {}, objectivesPath: {}, rewritesPath: {}},
 	}
 	s.start()
 	t.Cleanup(s.kill)
@@ -64,6 +65,8 @@ func newAPIServer(t *testing.T, c *cluster) apiServer {
 func (s *simServer) addr() string { return s.listen }
 
 func (*simServer) definePools() {} // they are served from the start
+
+func (*simServer) defineObjects() {} // so are these
 
 func (s *simServer) start() {
 	s.t.Helper()
@@ -80,7 +83,8 @@ func (s *simServer) kill() { s.http.Close() }
 
 func (s *simServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
-	path, name := strings.TrimSuffix(r.URL.Path, "/status"), ""
+	path, ofStatus := strings.CutSuffix(r.URL.Path, "/status")
+	name := ""
 	if s.objects[path] == nil {
 		at := strings.LastIndexByte(path, '/')
 		path, name = path[:at], path[at+1:]
@@ -88,17 +92,47 @@ func (s *simServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case token != adminToken && token != readerToken:
 		sayStatus(w, http.StatusUnauthorized, "Unauthorized")
-	case token == readerToken && (r.Method != http.MethodGet || name != ""):
+	case token == readerToken && !readerMay(r, path, name, ofStatus):
 		sayStatus(w, http.StatusForbidden, "forbidden: User \"pdproxy\"")
 	case s.objects[path] == nil:
 		sayStatus(w, http.StatusNotFound, "the server could not find the requested resource")
 	case r.Method != http.MethodGet:
 		s.write(w, r, path, name)
+	case name != "":
+		s.read(w, path, name)
 	case r.URL.Query().Has("watch"):
 		s.watch(w, r, path)
 	default:
 		s.list(w, r, path)
 	}
+}
+
+// readerMay reports whether the rights of the proxy allow a request: those that
+// docs/howto/discovery.md lists.
+func readerMay(r *http.Request, path, name string, ofStatus bool) bool {
+	get := r.Method == http.MethodGet
+	switch path {
+	case leasesPath:
+		return get || r.Method == http.MethodPost || r.Method == http.MethodPatch
+	case servicesPath:
+		return get && name != ""
+	case poolsPath, objectivesPath, rewritesPath:
+		return get && name == "" || r.Method == http.MethodPatch && ofStatus
+	default:
+		return get && name == ""
+	}
+}
+
+// read answers with one object.
+func (s *simServer) read(w http.ResponseWriter, path, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.objects[path][name]
+	if o == nil {
+		sayStatus(w, http.StatusNotFound, "not found")
+		return
+	}
+	_ = json.NewEncoder(w).Encode(o)
 }
 
 func sayStatus(w http.ResponseWriter, code int, message string) {
@@ -124,7 +158,7 @@ func (s *simServer) write(w http.ResponseWriter, r *http.Request, path, name str
 	before := s.objects[path][name]
 	switch {
 	case r.Method == http.MethodPost && name == "":
-		now = merged(sent, fields{"metadata": fields{"uid": fmt.Sprint("uid-", s.version+1)}})
+		now = merged(sent, fields{"metadata": fields{"uid": fmt.Sprint("uid-", s.version+1), "namespace": "llm", "creationTimestamp": time.Now().UTC().Format(time.RFC3339)}})
 		name, _ = now["metadata"].(fields)["name"].(string)
 		before = s.objects[path][name]
 		if name == "" || before != nil {
@@ -135,6 +169,10 @@ func (s *simServer) write(w http.ResponseWriter, r *http.Request, path, name str
 		sayStatus(w, http.StatusNotFound, "not found")
 		return
 	case r.Method == http.MethodPatch && r.Header.Get("Content-Type") == "application/merge-patch+json":
+		if v := versionOf(sent); v != nil && v != versionOf(before) {
+			sayStatus(w, http.StatusConflict, "the object has been modified")
+			return
+		}
 		now = merged(before, sent)
 	case r.Method != http.MethodDelete:
 		sayStatus(w, http.StatusMethodNotAllowed, "the server does not allow this method on the requested resource")
@@ -159,6 +197,12 @@ func (s *simServer) write(w http.ResponseWriter, r *http.Request, path, name str
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
+// versionOf returns the version in an object, nil for none.
+func versionOf(o fields) any {
+	metadata, _ := o["metadata"].(fields)
+	return metadata["resourceVersion"]
+}
+
 // merged returns an object with a merge patch (RFC 7386) applied. It changes
 // neither argument.
 func merged(object, patch fields) fields {
@@ -181,14 +225,17 @@ func merged(object, patch fields) fields {
 	return result
 }
 
-// selects reports whether a label selector matches an object; nil never matches.
-func selects(selector string, o fields) bool {
+// selects reports whether the selectors of a query match an object; nil never matches.
+func selects(q url.Values, o fields) bool {
 	if o == nil {
 		return false
 	}
 	metadata, _ := o["metadata"].(fields)
+	if name, named := strings.CutPrefix(q.Get("fieldSelector"), "metadata.name="); named && metadata["name"] != name {
+		return false
+	}
 	labels, _ := metadata["labels"].(fields)
-	for term := range strings.SplitSeq(selector, ",") {
+	for term := range strings.SplitSeq(q.Get("labelSelector"), ",") {
 		key, value, _ := strings.Cut(term, "=")
 		if term != "" && labels[key] != value {
 			return false
@@ -209,14 +256,14 @@ func knows(w http.ResponseWriter, r *http.Request, keys ...string) bool {
 }
 
 func (s *simServer) list(w http.ResponseWriter, r *http.Request, path string) {
-	if !knows(w, r, "labelSelector") {
+	if !knows(w, r, "labelSelector", "fieldSelector") {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	items := []fields{}
 	for _, name := range slices.Sorted(maps.Keys(s.objects[path])) {
-		if o := s.objects[path][name]; selects(r.URL.Query().Get("labelSelector"), o) {
+		if o := s.objects[path][name]; selects(r.URL.Query(), o) {
 			items = append(items, o)
 		}
 	}
@@ -226,7 +273,7 @@ func (s *simServer) list(w http.ResponseWriter, r *http.Request, path string) {
 // watch sends the changes after a version until the client's time is up. Every
 // second it sends its current version.
 func (s *simServer) watch(w http.ResponseWriter, r *http.Request, path string) {
-	if !knows(w, r, "watch", "allowWatchBookmarks", "resourceVersion", "timeoutSeconds", "labelSelector") {
+	if !knows(w, r, "watch", "allowWatchBookmarks", "resourceVersion", "timeoutSeconds", "labelSelector", "fieldSelector") {
 		return
 	}
 	q := r.URL.Query()
@@ -252,7 +299,7 @@ func (s *simServer) watch(w http.ResponseWriter, r *http.Request, path string) {
 		}
 		for _, c := range changes {
 			from = c.version
-			was, is := selects(q.Get("labelSelector"), c.before), selects(q.Get("labelSelector"), c.now)
+			was, is := selects(q, c.before), selects(q, c.now)
 			switch {
 			case c.path != path:
 			case is && was:

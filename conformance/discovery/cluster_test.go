@@ -20,7 +20,7 @@ import (
 )
 
 // The tokens that the API server knows: one of an administrator, and one of the
-// proxy, which may list and watch EndpointSlices, pods and InferencePools in the namespace llm.
+// proxy, which has the rights of docs/howto/discovery.md in the namespace llm.
 const (
 	adminToken  = "sesame"
 	readerToken = "reader"
@@ -30,9 +30,13 @@ const (
 const nodeHost = "10.77.1.1"
 
 const (
-	slicesPath = "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices"
-	poolsPath  = "/apis/inference.networking.k8s.io/v1/namespaces/llm/inferencepools"
-	podsPath   = "/api/v1/namespaces/llm/pods"
+	slicesPath     = "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices"
+	poolsPath      = "/apis/inference.networking.k8s.io/v1/namespaces/llm/inferencepools"
+	podsPath       = "/api/v1/namespaces/llm/pods"
+	servicesPath   = "/api/v1/namespaces/llm/services"
+	objectivesPath = "/apis/llm-d.ai/v1alpha2/namespaces/llm/inferenceobjectives"
+	rewritesPath   = "/apis/llm-d.ai/v1alpha2/namespaces/llm/inferencemodelrewrites"
+	leasesPath     = "/apis/coordination.k8s.io/v1/namespaces/llm/leases"
 )
 
 // apiServer is an API server: the simulated one, or with the build tag
@@ -41,7 +45,8 @@ type apiServer interface {
 	addr() string // host:port, the same after a restart
 	start()
 	kill()
-	definePools() // serves InferencePools
+	definePools()   // serves InferencePools
+	defineObjects() // serves InferenceObjectives and InferenceModelRewrites
 }
 
 // cluster is an API server, with the content of a Service of engines.

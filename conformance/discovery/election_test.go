@@ -24,10 +24,14 @@ type voter struct {
 func (s *store) vote(t *testing.T, address string) *voter {
 	t.Helper()
 	w := testbed.NewWire(t, s.Addr)
-	v := &voter{wire: w, Election: election.New(election.Options{
-		Etcd: etcd.Client([]string{"http://" + w.Addr()}), Name: "f", Address: address, Node: address,
-		Lease: 2 * time.Second, Log: slog.New(slog.DiscardHandler),
-	})}
+	return newVoter(t, w, election.Options{Etcd: etcd.Client([]string{"http://" + w.Addr()}), Name: "f", Address: address})
+}
+
+// newVoter starts a member of an election whose store is behind the wire w.
+func newVoter(t *testing.T, w *testbed.Wire, o election.Options) *voter {
+	t.Helper()
+	o.Node, o.TTL, o.Log = o.Address, 2*time.Second, slog.New(slog.DiscardHandler)
+	v := &voter{wire: w, Election: election.New(o)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

@@ -3,6 +3,7 @@
 package discovery
 
 import (
+	"bytes"
 	"net"
 	"net/http"
 	"os"
@@ -77,6 +78,11 @@ func (s *realServer) prepare() {
 			{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{"endpointslices"}, "verbs": []string{"list", "watch"}},
 			{"apiGroups": []string{""}, "resources": []string{"pods"}, "verbs": []string{"list", "watch"}},
 			{"apiGroups": []string{"inference.networking.k8s.io"}, "resources": []string{"inferencepools"}, "verbs": []string{"list", "watch"}},
+			{"apiGroups": []string{"coordination.k8s.io"}, "resources": []string{"leases"}, "verbs": []string{"get", "list", "watch", "create", "patch"}},
+			{"apiGroups": []string{"llm-d.ai", "inference.networking.x-k8s.io"}, "resources": []string{"inferenceobjectives", "inferencemodelrewrites"}, "verbs": []string{"list", "watch"}},
+			{"apiGroups": []string{"llm-d.ai", "inference.networking.x-k8s.io"}, "resources": []string{"inferenceobjectives/status", "inferencemodelrewrites/status"}, "verbs": []string{"patch"}},
+			{"apiGroups": []string{"inference.networking.k8s.io"}, "resources": []string{"inferencepools/status"}, "verbs": []string{"patch"}},
+			{"apiGroups": []string{""}, "resources": []string{"services"}, "verbs": []string{"get"}},
 		},
 	})
 	do("/apis/rbac.authorization.k8s.io/v1/namespaces/llm/rolebindings", fields{
@@ -90,15 +96,34 @@ func (s *realServer) prepare() {
 // Inference Extension.
 func (s *realServer) definePools() {
 	s.t.Helper()
-	text, err := os.ReadFile(os.Getenv("PDPROXY_POOL_CRD"))
+	s.define(os.Getenv("PDPROXY_POOL_CRD"), poolsPath, func(text []byte) []byte { return text })
+}
+
+// defineObjects makes the server serve the objects of a pool, with the definitions of the Gateway API
+// Inference Extension. llm-d has moved them to another API group and has not changed their schemas.
+func (s *realServer) defineObjects() {
+	s.t.Helper()
+	for resource, path := range map[string]string{"inferenceobjectives": objectivesPath, "inferencemodelrewrites": rewritesPath} {
+		const group = "inference.networking.x-k8s.io"
+		s.define(filepath.Join(filepath.Dir(os.Getenv("PDPROXY_POOL_CRD")), group+"_"+resource+".yaml"), path, func(text []byte) []byte {
+			return bytes.ReplaceAll(text, []byte(group), []byte("llm-d.ai"))
+		})
+	}
+}
+
+// define makes the server serve the resource of a definition at path.
+func (s *realServer) define(file, path string, edit func([]byte) []byte) {
+	s.t.Helper()
+	text, err := os.ReadFile(file)
 	if err != nil {
 		s.t.Fatal(err, ": run conformance/kubernetes/run.sh")
 	}
+	text = edit(text)
 	if status, answer := s.c.call(http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "application/yaml", text); status != http.StatusCreated {
 		s.t.Fatalf("status %d\n%s", status, answer)
 	}
-	testbed.Eventually(s.t, "InferencePools are served", func() bool {
-		status, _ := s.c.call(http.MethodGet, poolsPath, "application/json", nil)
+	testbed.Eventually(s.t, path+" is served", func() bool {
+		status, _ := s.c.call(http.MethodGet, path, "application/json", nil)
 		return status == http.StatusOK
 	})
 }

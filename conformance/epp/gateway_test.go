@@ -220,11 +220,11 @@ func TestStreams(t *testing.T) {
 // configuration names these lines.
 func TestPriorityLines(t *testing.T) {
 	w := newWorld(t, setting{picker: "priority_class = [{name = \"premium\", priority = 100}]\nlimits.priority_header = \"x-gateway-inference-objective\"\nlimits.trust_priority = true\nlimits.fairness_header = \"x-gateway-inference-fairness-id\"\n"})
-	for objective, want := range map[string]int{"premium": 200, "": 200, "unknown": 400} {
+	for _, objective := range []string{"premium", "", "unknown"} {
 		resp, text := answer(t, clients["H1"], w.url("closed"), body("objective "+objective, 100, 4, false),
 			"x-gateway-inference-objective", objective, "x-gateway-inference-fairness-id", "team-a")
-		if resp.StatusCode != want || want == 400 && !strings.Contains(text, "invalid_priority") {
-			t.Errorf("%q: %d %s, want %d", objective, resp.StatusCode, text, want)
+		if resp.StatusCode != 200 {
+			t.Errorf("%q: %d %s", objective, resp.StatusCode, text)
 		}
 	}
 	w.idle(t)

@@ -27,4 +27,4 @@ cd ../discovery
 go test -race -tags kubernetes -c -o "$bin/discovery.test" .
 PATH=$bin:$(cd ../.. && pwd)/build/release:$PATH PDPROXY_CRDS="${crds[*]}" PDPROXY_POOL_CRD="$pool" PDPROXY_GATEWAY_CRDS="$gateway" PDPROXY_PROGRAM="$bin/pdproxy" exec unshare --net sh -c '
   ip link set lo up && ip address add 10.77.0.1/32 dev lo && ip address add 10.77.0.2/32 dev lo && exec "$0" "$@"' \
-  "$bin/discovery.test" -test.v -test.run '^Test(Kubernetes|KubernetesChart|KubernetesManifests|KubernetesPage|InferencePool|TerminatingPodDrains|RoleIsChanged|APIServerAway|TokenIsReadAgain)$' "$@"
+  "$bin/discovery.test" -test.v -test.run '^Test(Kubernetes|KubernetesChart|KubernetesManifests|KubernetesPage|InferencePool|PoolObjects|LeaseElection|LeaseIDs|TerminatingPodDrains|RoleIsChanged|APIServerAway|TokenIsReadAgain)$' "$@"

@@ -1,4 +1,4 @@
 // Package operations tests what operators import: the dashboard, the alert rules and the
-// ScaledObjects of deploy, with a real Prometheus, and the export by OTLP with a receiver of
-// the published protocol. `make test-operations` runs it.
+// ScaledObjects of deploy, and those of the Inference Extension, with a real Prometheus, and the
+// export by OTLP with a receiver of the published protocol. `make test-operations` runs it.
 package operations

@@ -35,13 +35,14 @@ type Queue struct {
 
 // Claim describes a request that wants a place.
 type Claim struct {
-	Client string               // for limits.per_client
-	Class  config.PriorityClass // Weight must be above 0
-	Tenant string               // shares the places of the class; "": Client
-	Weight float64              // of the tenant; 0: 1
-	Tokens int64                // that the request is expected to use; below 1: 1
-	Model  string               // whose engines may be saturated; "": saturation does not count
-	Gated  func()               // called when the request begins to wait because of saturation; nil: nobody asks
+	Client    string               // for limits.per_client
+	Class     config.PriorityClass // Weight must be above 0
+	Tenant    string               // shares the places of the class; "": Client
+	Weight    float64              // of the tenant; 0: 1
+	Tokens    int64                // that the request is expected to use; below 1: 1
+	Model     string               // whose engines may be saturated; "": saturation does not count
+	Sheddable bool                 // the request is refused instead of waiting
+	Gated     func()               // called when the request begins to wait because of saturation; nil: nobody asks
 }
 
 // Place is a place among the running requests. The zero value is no place.
@@ -122,7 +123,7 @@ func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, err
 	if open {
 		c.Gated = nil
 	}
-	return q.wait(ctx, p, c.Gated, l) // unlocks
+	return q.wait(ctx, p, c, l) // unlocks
 }
 
 // run counts the request of p as running. The caller holds mu.
@@ -185,13 +186,13 @@ func (q *Queue) countWaiting(t *ticket, n int) {
 	}
 }
 
-// wait queues the caller, who holds mu. mu is released when wait returns. gated may be nil.
-func (q *Queue) wait(ctx context.Context, p Place, gated func(), l config.Limits) (Place, error) {
+// wait queues the caller, who holds mu. mu is released when wait returns.
+func (q *Queue) wait(ctx context.Context, p Place, c Claim, l config.Limits) (Place, error) {
 	limit := time.Duration(l.QueueTimeout)
 	t := &ticket{decided: make(chan struct{}), place: p, arrived: time.Now(), number: q.tickets}
 	t.until = t.arrived.Add(limit)
 	t.deadline, _ = ctx.Deadline()
-	err := q.mayWait(t, l)
+	err := q.mayWait(t, c.Sheddable, l)
 	if err == nil {
 		q.tickets++
 		q.order.add(t)
@@ -202,8 +203,8 @@ func (q *Queue) wait(ctx context.Context, p Place, gated func(), l config.Limits
 	}
 	q.mu.Unlock()
 	if err == nil {
-		if gated != nil {
-			gated()
+		if c.Gated != nil {
+			c.Gated()
 		}
 		err = q.await(ctx, t, limit)
 	}
@@ -217,13 +218,19 @@ func (q *Queue) wait(ctx context.Context, p Place, gated func(), l config.Limits
 }
 
 // mayWait returns the refusal of a request that may not wait. The caller holds mu.
-func (q *Queue) mayWait(t *ticket, l config.Limits) error {
+func (q *Queue) mayWait(t *ticket, sheddable bool, l config.Limits) error {
 	p, left := &t.place, time.Duration(l.QueueTimeout)
 	if !t.deadline.IsZero() {
 		left = min(left, t.deadline.Sub(t.arrived))
 	}
+	if sheddable {
+		left = -1
+	}
 	if err := p.gate.refuses(left); err != nil {
 		return err
+	}
+	if sheddable {
+		return ErrQueueFull
 	}
 	if q.order.waiting >= l.Queue {
 		return ErrQueueFull

@@ -127,6 +127,7 @@ func (o *observation) stream() bool { return o.ok() && o.head.Events && o.a.env.
 // read notes the facts in the next bytes of the answer.
 func (o *observation) read(chunk []byte) {
 	env := o.a.env
+	env.Client.Relayed(len(chunk))
 	if o.head.Hidden {
 		return
 	}

@@ -96,6 +96,7 @@ func Default() Config {
 	return Config{
 		Server:       defaultServer(),
 		Admin:        defaultAdmin(),
+		Metrics:      Metrics{Names: []string{}},
 		EPP:          EPP{PassThrough: true, DrainQuiet: seconds(5)},
 		Timeouts:     defaultTimeouts(),
 		Limits:       defaultLimits(),

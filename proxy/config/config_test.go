@@ -62,7 +62,7 @@ func TestDefaults(t *testing.T) {
 		{"circuit", c.Circuit, Circuit{Failures: 5, OpenFor: seconds(10)}},
 		{"discovery.etcd.prefix", c.Discovery.Etcd.Prefix, "/pdproxy/engines/"},
 		{"discovery.trtllm.refresh_interval", c.Discovery.TRTLLM.RefreshInterval.String(), "10s"},
-		{"fleet", c.Fleet, Fleet{Patience: Duration(50 * time.Millisecond), Name: "pdproxy", Etcd: FleetEtcd{Lease: seconds(5)}}},
+		{"fleet", c.Fleet, Fleet{Patience: Duration(50 * time.Millisecond), Name: "pdproxy", Etcd: FleetEtcd{Lease: seconds(5)}, Lease: FleetLease{Duration: seconds(5)}}},
 		{"sidecar", c.Sidecar, Sidecar{Role: "decode", Connector: "vllm-nixl", Header: "x-prefiller-host-port", EncoderHeader: "x-encoder-hosts-ports", PickerTimeout: Duration(200 * time.Millisecond)}},
 		{"transport", c.Transport, Transport{MaxIdle: 256, IdleTimeout: seconds(4)}},
 		{"plugin.memory", DefaultPlugin().Memory.String(), "64MiB"},

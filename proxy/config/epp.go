@@ -3,6 +3,8 @@ package config
 import (
 	"net"
 	"net/netip"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // EPP is the endpoint picker for gateways: Envoy and others ask it by ext_proc on which
@@ -25,6 +27,17 @@ type EPP struct {
 	// within server.drain_timeout. Until then gateways notice that the picker is not ready.
 	// Default 5s; 0s closes Listen at once.
 	DrainQuiet Duration `toml:"drain_quiet"`
+	// Pool is an InferencePool of the Gateway API Inference Extension, POOL or POOL.NAMESPACE.
+	// Its InferenceObjectives give the requests of this process priorities, and its
+	// InferenceModelRewrites rename their models. The keys of discovery.kubernetes name the API
+	// server. Default "": no objects are read.
+	Pool string `toml:"pool"`
+	// Status writes the status of the objects of Pool, and an entry of the picker in the status
+	// of the pool. Default false: gateway controllers write the status of the pool.
+	Status bool `toml:"status"`
+	// ModelHeader is the header line in which a gateway names the model of a request, instead
+	// of the model in the body. Default "": none.
+	ModelHeader string `toml:"model_header"`
 	// TLS is the certificate of Listen.
 	TLS TLS `toml:"tls"`
 }
@@ -61,6 +74,14 @@ func (k *checker) epp() {
 		k.name("epp.metadata", c.EPP.Metadata)
 	}
 	k.tls("epp.tls", c.EPP.TLS, false)
+	if c.EPP.Pool != "" {
+		k.kubeName("epp.pool", c.EPP.Pool)
+	} else if c.EPP.Status {
+		k.add("epp.status", "needs epp.pool")
+	}
+	if h := c.EPP.ModelHeader; h != "" && !httpguts.ValidHeaderFieldName(h) {
+		k.add("epp.model_header", "must be the name of a header line, found %q", h)
+	}
 	if c.EPP.Listen == "" {
 		return
 	}

@@ -199,7 +199,7 @@ type Fleet struct {
 	// workers between hosts always uses TLS. Default false.
 	PlainHTTP bool `toml:"plain_http"`
 	// Coordinator is the address of the coordinator, host:port or unix:path, or
-	// "leader" for the one that is elected through Etcd. If it is set, this process
+	// "leader" for the one that is elected through Etcd or Lease. If it is set, this process
 	// runs workers of that coordinator. Default "": none.
 	Coordinator string `toml:"coordinator"`
 	// NodeID is this host's part of the disagg ids, 0 to 255. Hosts with the same engines
@@ -226,7 +226,12 @@ type Fleet struct {
 	TLS FleetTLS `toml:"tls"`
 	// Etcd is the etcd through which several coordinators elect their leader.
 	Etcd FleetEtcd `toml:"etcd"`
+	// Lease is the Lease of Kubernetes through which several coordinators elect their leader.
+	Lease FleetLease `toml:"lease"`
 }
+
+// Elects reports whether several coordinators elect their leader.
+func (f Fleet) Elects() bool { return len(f.Etcd.Endpoints) > 0 || f.Lease.Name != "" }
 
 // FleetTLS holds certificates by which the hosts of a fleet authenticate each other:
 // all three files, or none. They are read again when they change. Without them the
@@ -280,13 +285,24 @@ type FleetEtcd struct {
 	PlainHTTP bool `toml:"plain_http"`
 }
 
+// FleetLease is the Lease (coordination.k8s.io/v1) through which several coordinators elect their
+// leader. The keys of discovery.kubernetes name the API server.
+type FleetLease struct {
+	// Name is the Lease: NAME or NAME.NAMESPACE. The coordinators make it, and NAME-ids for the
+	// disagg ids. Default "": there is one coordinator, or Etcd elects it.
+	Name string `toml:"name"`
+	// Duration is the time for which a coordinator stays the leader after its last contact
+	// with the API server. It is a whole number of seconds, at least 2. Default 5s.
+	Duration Duration `toml:"duration"`
+}
+
 // Access returns the access to the fleet's etcd.
 func (e FleetEtcd) Access() EtcdAccess {
 	return EtcdAccess{Endpoints: e.Endpoints, Username: e.Username, PasswordFile: e.PasswordFile, CA: e.CA, Cert: e.Cert, Key: e.Key, PlainHTTP: e.PlainHTTP}
 }
 
 func defaultFleet() Fleet {
-	return Fleet{Patience: Duration(50 * time.Millisecond), Name: "pdproxy", Etcd: FleetEtcd{Lease: seconds(5)}}
+	return Fleet{Patience: Duration(50 * time.Millisecond), Name: "pdproxy", Etcd: FleetEtcd{Lease: seconds(5)}, Lease: FleetLease{Duration: seconds(5)}}
 }
 
 func defaultDiscovery() Discovery {

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -34,10 +36,12 @@ type Model struct {
 	Continue string `toml:"continue"`
 }
 
+// MaxSplit bounds the models of a split.
+const MaxSplit = 16
+
 // Bounds of [[model]].
 const (
 	maxModelName = 256 // bytes
-	maxSplit     = 16  // models
 	maxFallback  = 8   // models
 )
 
@@ -90,16 +94,26 @@ func (k *checker) fallback(at string, m Model) {
 
 // modelName requires a name that is fit for metrics and log lines.
 func (k *checker) modelName(key, value string) {
+	if value == "" {
+		k.required(key, value)
+	} else if err := CheckModelName(value); err != nil {
+		k.add(key, "%s", err)
+	}
+}
+
+// CheckModelName returns an error unless a name is fit for metrics and log lines.
+func CheckModelName(value string) error {
 	switch {
 	case value == "":
-		k.required(key, value)
+		return errors.New("is empty")
 	case strings.HasPrefix(value, RemotePrefix):
-		k.add(key, "must not begin with %q: a [[remote]] is only for fallback", RemotePrefix)
+		return fmt.Errorf("must not begin with %q: a [[remote]] is only for fallback", RemotePrefix)
 	case len(value) > maxModelName:
-		k.add(key, "must have at most %d bytes, found %d", maxModelName, len(value))
+		return fmt.Errorf("must have at most %d bytes, found %d", maxModelName, len(value))
 	case !utf8.ValidString(value) || strings.ContainsFunc(value, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }):
-		k.add(key, "invalid name %q: want printable text without spaces", value)
+		return fmt.Errorf("invalid name %q: want printable text without spaces", value)
 	}
+	return nil
 }
 
 // split checks the shares of m at the key at.
@@ -121,8 +135,8 @@ func (k *checker) split(at string, m Model) {
 	switch {
 	case !(sum > 0) || math.IsInf(sum, 0):
 		k.add(at, "needs a model with a weight above 0, and a finite sum of weights")
-	case len(m.Split) > maxSplit:
-		k.add(at, "must have at most %d models, found %d", maxSplit, len(m.Split))
+	case len(m.Split) > MaxSplit:
+		k.add(at, "must have at most %d models, found %d", MaxSplit, len(m.Split))
 	}
 }
 

@@ -35,6 +35,23 @@ type PriorityClass struct {
 // DefaultClass is the name of the class of requests of no other class.
 const DefaultClass = "default"
 
+// MaxBands is how many priorities the InferenceObjectives of epp.pool may have.
+const MaxBands = 8
+
+// objectiveHeaders are the header lines of llm-d with the name of an InferenceObjective, the
+// present one first. Source: llm-d-router, pkg/epp/metadata/consts.go.
+var objectiveHeaders = [2]string{"x-llm-d-inference-objective", "x-gateway-inference-objective"}
+
+// PriorityHeaders returns the names of the header lines with the priority class or the
+// InferenceObjective of a request: limits.priority_header, or with epp.pool those of llm-d. The first
+// line that a request has counts. "": none.
+func (c *Config) PriorityHeaders() [2]string {
+	if c.Limits.PriorityHeader == "" && c.EPP.Pool != "" {
+		return objectiveHeaders
+	}
+	return [2]string{c.Limits.PriorityHeader}
+}
+
 // Values of Engine.Priority.
 const (
 	LowerFirst  = "lower_first"
@@ -112,10 +129,10 @@ func (k *checker) priorities() {
 			k.add(h.key, "must be the name of a header line, found %q", h.name)
 		}
 	}
-	if l.PriorityHeader != "" && len(k.config.PriorityClasses) == 0 {
-		k.add("limits.priority_header", "needs [[priority_class]]")
+	if l.PriorityHeader != "" && len(k.config.PriorityClasses) == 0 && k.config.EPP.Pool == "" {
+		k.add("limits.priority_header", "needs [[priority_class]] or epp.pool")
 	}
-	if l.TrustPriority && l.PriorityHeader == "" {
-		k.add("limits.trust_priority", "needs limits.priority_header")
+	if l.TrustPriority && l.PriorityHeader == "" && k.config.EPP.Pool == "" {
+		k.add("limits.trust_priority", "needs limits.priority_header or epp.pool")
 	}
 }

@@ -174,7 +174,18 @@ type Metrics struct {
 	// admin address. In a fleet the coordinator serves it for all workers. Default "":
 	// only the admin address serves /metrics.
 	Listen string `toml:"listen"`
+	// Names are further names by which the metrics appear: "inference_extension" for those of
+	// the endpoint picker of the Gateway API Inference Extension (inference_objective_*,
+	// inference_pool_*, inference_extension_*), and "llm_d" for llm-d's (llm_d_epp_*). Default
+	// []: only pdproxy_*.
+	Names []string `toml:"names"`
 }
+
+// Values of Metrics.Names.
+const (
+	MetricNamesExtension = "inference_extension"
+	MetricNamesLLMD      = "llm_d"
+)
 
 // InternalHosts returns the host names with which requests without a token may call an
 // internal address: the hosts of the configured addresses, host:port, that lead to it,

@@ -168,6 +168,9 @@ func (k *checker) listeners() {
 			k.add("admin.listen", "%q is not loopback: needs admin.token_file", c.Admin.Listen)
 		}
 	}
+	for i, name := range c.Metrics.Names {
+		k.oneOf(indexKey("metrics.names", i), name, MetricNamesExtension, MetricNamesLLMD)
+	}
 	if c.Metrics.Listen != "" && k.listen("metrics.listen", c.Metrics.Listen) {
 		tcp = append(tcp, listener{"metrics.listen", c.Metrics.Listen})
 	}

@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -227,8 +228,8 @@ func (k *checker) fleet() {
 	if f.Coordinator != "" {
 		if f.Coordinator != CoordinatorLeader {
 			k.dialOrListen("fleet.coordinator", f.Coordinator)
-		} else if len(f.Etcd.Endpoints) == 0 {
-			k.add("fleet.coordinator", "%q needs fleet.etcd.endpoints", CoordinatorLeader)
+		} else if !f.Elects() {
+			k.add("fleet.coordinator", "%q needs fleet.etcd.endpoints or fleet.lease.name", CoordinatorLeader)
 		}
 		if f.dialsHosts() && !f.proven() && !f.Open {
 			k.add("fleet.coordinator", "%q is not loopback, so a host on the path could pose as the coordinator: needs fleet.token_file, fleet.tls or fleet.open", f.Coordinator)
@@ -246,6 +247,9 @@ func (f Fleet) proven() bool { return f.TokenFile != "" || f.TLS.Enabled() }
 func (f Fleet) dialsHosts() bool {
 	if f.Coordinator != CoordinatorLeader {
 		return betweenHosts(f.Coordinator)
+	}
+	if f.Lease.Name != "" {
+		return true
 	}
 	for _, endpoint := range f.Etcd.Endpoints {
 		if u, err := url.Parse(endpoint); err == nil && !hostIP(u.Hostname()).IsLoopback() {
@@ -278,17 +282,22 @@ func (k *checker) election() {
 	if lease := time.Duration(f.Etcd.Lease); lease < 2*time.Second || lease%time.Second != 0 {
 		k.add("fleet.etcd.lease", "must be whole seconds, at least 2s, found %v", f.Etcd.Lease)
 	}
+	k.fleetLease(f)
 	if f.Advertise != "" {
 		k.dialOrListen("fleet.advertise", f.Advertise)
 		if f.Listen == "" {
 			k.add("fleet.advertise", "needs fleet.listen")
 		}
 	}
-	if len(f.Etcd.Endpoints) == 0 || f.Coordinator != "" {
+	if !f.Elects() || f.Coordinator != "" {
 		return
 	}
 	if f.Listen == "" {
-		k.add("fleet.etcd.endpoints", "needs fleet.listen, where workers and other coordinators reach this one, or fleet.coordinator = %q", CoordinatorLeader)
+		key := "fleet.etcd.endpoints"
+		if f.Lease.Name != "" {
+			key = "fleet.lease.name"
+		}
+		k.add(key, "needs fleet.listen, where workers and other coordinators reach this one, or fleet.coordinator = %q", CoordinatorLeader)
 		return
 	}
 	if host, _, err := net.SplitHostPort(f.Listen); err == nil && f.Advertise == "" {
@@ -297,6 +306,31 @@ func (k *checker) election() {
 		}
 	}
 }
+
+// fleetLease checks [fleet.lease].
+func (k *checker) fleetLease(f Fleet) {
+	if d := time.Duration(f.Lease.Duration); d < 2*time.Second || d%time.Second != 0 {
+		k.add("fleet.lease.duration", "must be whole seconds, at least 2s, found %v", f.Lease.Duration)
+	}
+	if f.Lease.Name == "" {
+		return
+	}
+	k.kubeName("fleet.lease.name", f.Lease.Name)
+	if len(f.Etcd.Endpoints) > 0 {
+		k.add("fleet.lease.name", "must not be set together with fleet.etcd.endpoints")
+	}
+}
+
+// kubeName requires NAME or NAME.NAMESPACE of an object in Kubernetes.
+func (k *checker) kubeName(key, value string) {
+	name, namespace, named := strings.Cut(value, ".")
+	if !kubeLabel.MatchString(name) || named && !kubeLabel.MatchString(namespace) {
+		k.add(key, "want NAME or NAME.NAMESPACE in the form of Kubernetes, found %q", value)
+	}
+}
+
+// kubeLabel is the form of names in Kubernetes without dots (RFC 1123).
+var kubeLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // isHeaderName reports whether name is a token of RFC 9110, section 5.6.2.
 func isHeaderName(name string) bool {

@@ -71,6 +71,9 @@ func (c *Client) URL() *url.URL { return c.r.URL }
 // the bytes of the answer's body that have been sent. Heads do not count.
 func (c *Client) Transferred() (received, sent int64) { return c.received, c.sent }
 
+// Relayed counts bytes of the answer's body that a gateway sends to the client.
+func (c *Client) Relayed(n int) { c.sent += int64(n) }
+
 // RemoteAddr returns the address of the client, as net/http has it.
 func (c *Client) RemoteAddr() string { return c.r.RemoteAddr }
 

@@ -33,13 +33,14 @@ var onlyClass, _ = new(config.Config).PriorityClass(config.DefaultClass)
 // admit waits for the request's turn, and until the engines of the model are not saturated; ""
 // is no model. leave ends its place.
 func (x *exchange) admit(client, model string) (err error) {
-	cfg, class := x.env.Config, onlyClass
-	classes := len(cfg.PriorityClasses) > 0
+	cfg, o := x.env.Config, admission.Objective{Class: onlyClass}
+	classes := len(cfg.PriorityClasses) > 0 || cfg.EPP.Pool != ""
 	if classes {
-		if class, err = x.class(); err != nil {
+		if o, err = x.objective(); err != nil {
 			return err
 		}
 	}
+	class := o.Class
 	if class.Deadline > 0 || cfg.Limits.DeadlineHeader != "" {
 		if x.placing.ask.Deadline, err = x.deadline(class); err != nil {
 			return err
@@ -48,10 +49,10 @@ func (x *exchange) admit(client, model string) (err error) {
 	if classes {
 		own := class // class itself must not move to the heap
 		x.env.Class = &own
-		x.journal.Class(class.Name)
+		x.journal.Class(class.Name, class.Priority)
 	}
 	x.journal.Stage(telemetry.StageWaitsPlace)
-	claim := admission.Claim{Client: client, Class: class, Model: model, Tokens: x.req.PromptTokens + x.booked()}
+	claim := admission.Claim{Client: client, Class: class, Model: model, Tokens: x.req.PromptTokens + x.booked(), Sheddable: o.Sheddable}
 	if t := x.account.tenant; t != nil {
 		claim.Tenant, claim.Weight = t.Name, t.Weight
 	} else if header := cfg.Limits.FairnessHeader; header != "" {
@@ -135,32 +136,50 @@ func (x *exchange) used() int64 {
 // bounded limits a count of tokens that an engine reports.
 func bounded(n int64) int64 { return min(max(0, n), tenant.MaxPerMinute) }
 
-// class returns the priority class of the request: that of its tenant, or the one that its
-// header names. A class that the configuration does not have counts as the default class.
-func (x *exchange) class() (config.PriorityClass, error) {
+// objective returns the priority class of the request: that of its tenant, or the one that its
+// header names, as a class of the configuration or as an InferenceObjective. A name that is neither
+// has the priority of the default class, as in llm-d, but never a higher one than the client's own
+// class. A class of a tenant that the configuration does not have counts as the default class.
+func (x *exchange) objective() (admission.Objective, error) {
 	cfg := x.env.Config
-	own, _ := cfg.PriorityClass(config.DefaultClass)
+	base, _ := cfg.PriorityClass(config.DefaultClass)
+	own := admission.Objective{Class: base}
 	if t := x.account.tenant; t != nil {
 		if class, found := cfg.PriorityClass(t.Class); found {
-			own = class
+			own.Class = class
 		}
 	}
-	header := cfg.Limits.PriorityHeader
-	if header == "" {
-		return own, nil
-	}
-	name := x.client.Header().Get(header)
+	header, name := x.priorityLine()
 	if name == "" {
 		return own, nil
 	}
-	asked, found := cfg.PriorityClass(name)
-	switch {
-	case !found:
-		return own, openai.NewFieldError(openai.CodeInvalidPriority, header, fmt.Sprintf("the header %s does not name a priority class", header))
-	case asked.Priority > own.Priority && !cfg.Limits.TrustPriority:
-		return own, openai.NewFieldError(openai.CodeInvalidPriority, header, fmt.Sprintf("the header %s names a class that is more urgent than this client's class %q", header, own.Name))
+	asked := admission.Objective{}
+	found := false
+	if asked.Class, found = cfg.PriorityClass(name); !found {
+		if asked, found = x.run.Objectives()[name]; !found {
+			asked.Class = base
+		}
 	}
-	return asked, nil
+	if asked.Class.Priority <= own.Class.Priority || cfg.Limits.TrustPriority {
+		return asked, nil
+	}
+	if !found {
+		return own, nil
+	}
+	return own, openai.NewFieldError(openai.CodeInvalidPriority, header, fmt.Sprintf("the header %s names a class that is more urgent than this client's class %q", header, own.Class.Name))
+}
+
+// priorityLine returns the name and the value of the header line with the class of the request.
+func (x *exchange) priorityLine() (header, value string) {
+	for _, header := range x.env.Config.PriorityHeaders() {
+		if header == "" {
+			continue
+		}
+		if value := x.client.Header().Get(header); value != "" {
+			return header, value
+		}
+	}
+	return "", ""
 }
 
 // deadline returns the time at which the first token is due: that of limits.deadline_header, or
@@ -194,11 +213,12 @@ func (x *exchange) untilDeadline(ctx context.Context) (_ context.Context, cancel
 	return context.WithDeadlineCause(ctx, x.placing.ask.Deadline, admission.ErrDeadline)
 }
 
-// withoutQueueLines removes the header lines that name the class, the deadline and the flow from
-// the fields of the legs.
+// withoutQueueLines removes the header lines that name the class, the deadline, the flow and the
+// model from the fields of the legs.
 func (x *exchange) withoutQueueLines() {
 	l := &x.env.Config.Limits
-	for _, header := range [...]string{l.PriorityHeader, l.DeadlineHeader, l.FairnessHeader} {
+	priority := x.env.Config.PriorityHeaders()
+	for _, header := range [...]string{priority[0], priority[1], l.DeadlineHeader, l.FairnessHeader, x.env.Config.EPP.ModelHeader} {
 		if header != "" {
 			x.env.Fields = downstream.Without(x.env.Fields, header)
 		}

@@ -30,19 +30,21 @@ import (
 // Options are the parts that a Runner uses beside those of attempts. The comment of a field states if the field may be nil.
 // The Runner calls the functions once per request, when the request arrives.
 type Options struct {
-	Config   func() *config.Config
-	Keys     func() *admission.Keys       // returns nil if every client may send requests
-	Proxies  func() *admission.Proxies    // returns the trusted proxies in front of this one
-	Sidecar  func() *sidecar.Sidecar      // returns nil on a proxy that is no sidecar
-	Picker   func() *sidecar.PickerClient // returns nil without an ext_proc picker
-	Models   func() *models.Table         // returns nil without [[model]]
-	Queue    *admission.Queue
-	Waiting  *admission.WaitingRoom
-	Bodies   *downstream.Bodies
-	Books    *journal.Books
-	Recorder *recording.Recorder // nil: nothing is recorded
-	Budgets  tenant.Budgets
-	Metrics  *telemetry.Metrics
+	Config  func() *config.Config
+	Keys    func() *admission.Keys       // returns nil if every client may send requests
+	Proxies func() *admission.Proxies    // returns the trusted proxies in front of this one
+	Sidecar func() *sidecar.Sidecar      // returns nil on a proxy that is no sidecar
+	Picker  func() *sidecar.PickerClient // returns nil without an ext_proc picker
+	Models  func() *models.Table         // returns nil without [[model]] and rewrites
+	// Objectives returns the InferenceObjectives of epp.pool by name.
+	Objectives func() map[string]admission.Objective
+	Queue      *admission.Queue
+	Waiting    *admission.WaitingRoom
+	Bodies     *downstream.Bodies
+	Books      *journal.Books
+	Recorder   *recording.Recorder // nil: nothing is recorded
+	Budgets    tenant.Budgets
+	Metrics    *telemetry.Metrics
 }
 
 // Runner runs requests. It is safe for concurrent use.
@@ -130,6 +132,10 @@ func (x *exchange) close() {
 	}
 	if x.account.open {
 		x.settleTenant()
+	}
+	x.journal.Received, x.journal.Sent = x.client.Transferred()
+	if t := x.account.tenant; t != nil {
+		x.journal.Account = t.Name
 	}
 	var h journal.HTTP
 	if x.run.Books.LogsAccess() {

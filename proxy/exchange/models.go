@@ -15,8 +15,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// resolve replaces a name of [[model]] that the client requested by the model that serves
-// the request; table may be nil. Everything after resolve, except the answers for unknown models and the
+// resolve replaces a name that has a route in the table by the model that serves the request; table
+// may be nil. Everything after resolve, except the answers for unknown models and the
 // records of the requested name, uses the name of that model.
 func (x *exchange) resolve(table *models.Table) error {
 	if isRemote(x.req.Model) && len(x.env.Config.Remotes) > 0 {
@@ -31,9 +31,26 @@ func (x *exchange) resolve(table *models.Table) error {
 		key = x.run.Prompts.ConversationKey(x.env.Source())
 	}
 	x.env.Models = route.Choose(key)
-	x.journal.Requested = route.Name()
+	x.journal.Requested = x.req.Model
+	if route.Name() != models.AnyName { // any other name is only a text of the client
+		x.journal.Route = route.Name()
+	}
 	x.run.Metrics.ModelChosen(route.Name(), x.env.Models[0])
 	return x.rename(x.env.Models[0])
+}
+
+// takeModel makes the request one for the model that the gateway names in epp.model_header. A name
+// in the body that has a route keeps it, as in llm-d (llm-d-router, pkg/epp/requestcontrol,
+// director.go). Everything after takeModel, such as the models of the tenant, sees only the new name.
+func (x *exchange) takeModel(name string) error {
+	if name == "" || x.run.Models().Route(x.req.Model) != nil {
+		return nil
+	}
+	if err := config.CheckModelName(name); err != nil {
+		header := x.env.Config.EPP.ModelHeader
+		return openai.NewFieldError(openai.CodeBadHeader, header, "the header "+header+" names no model: "+err.Error())
+	}
+	return x.rename(name)
 }
 
 // rename writes the name of a model into the request and scans the new body: the

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/poolobjects"
 	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 )
 
@@ -113,14 +114,14 @@ func TestPriorityOfLegs(t *testing.T) {
 	}
 }
 
-// TestPriorityHeader: a header line that names no class, or a class that is more urgent than the
-// client's own, is an error that names the line.
+// TestPriorityHeader: a header line that names a class that is more urgent than the client's own is an
+// error that names the line. A name of no class has the priority of the class default.
 func TestPriorityHeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, trust := range []bool{false, true} {
 			e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) }}
 			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: classes(trust)})
-			for name, ok := range map[string]bool{"": true, "default": true, "batch": true, "interactive": trust, "none": false, "Batch": false, strings.Repeat("x", 10_000): false} {
+			for name, ok := range map[string]bool{"": true, "default": true, "batch": true, "interactive": trust, "none": true, "Batch": true, strings.Repeat("x", 10_000): true} {
 				before := len(e.Seen())
 				a := w.Post(world.CompletionsPath, world.Completions(false), "X-Priority", name)
 				if ok {
@@ -139,12 +140,87 @@ func TestPriorityHeader(t *testing.T) {
 					t.Errorf("%.20q: the request reached the engine", name)
 				}
 			}
-			if n := w.Metric("pdproxy_class_exchanges_total", "batch", "ok"); n != 1 {
-				t.Errorf("counted %v requests of the class batch", n)
+			for class, want := range map[string]float64{"batch": 1, "default": 5} {
+				if n := w.Metric("pdproxy_class_exchanges_total", class, "ok"); n != want {
+					t.Errorf("counted %v requests of the class %s, want %v", n, class, want)
+				}
 			}
 			if err := w.Stop(); err != nil {
 				t.Error(err)
 			}
+		}
+	})
+}
+
+// TestObjectives: a request has the priority of the InferenceObjective that its line names. The present
+// line of llm-d counts before the earlier one. Without the object the request has the class default.
+func TestObjectives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, trust := range []bool{false, true} {
+			e := &world.Engine{Serve: func(c *world.Conn, _ int) { c.JSON(200, world.DoneAnswer) }}
+			w := world.New(t, world.Setup{Engines: []*world.Engine{e}, Config: func(c *config.Config) {
+				c.EPP.Pool, c.Limits.TrustPriority = "vllm.llm", trust
+			}})
+			w.SetObjects(&poolobjects.Objects{Priorities: map[string]int{"premium": 10, "bulk": -5, "plain": 0}})
+			const line, old = "X-Llm-D-Inference-Objective", "X-Gateway-Inference-Objective"
+			for _, tt := range []struct {
+				header []string
+				class  string // of a request that is served; "": 400
+			}{
+				{nil, "default"}, {[]string{line, "plain"}, "default"}, {[]string{line, "unknown"}, "default"},
+				{[]string{line, "bulk"}, "priority_-5"}, {[]string{old, "bulk"}, "priority_-5"}, {[]string{old, "premium", line, "bulk"}, "priority_-5"},
+				{[]string{line, "premium"}, map[bool]string{true: "priority_10"}[trust]},
+			} {
+				before := 0.0
+				if tt.class != "" {
+					before = w.Metric("pdproxy_class_exchanges_total", tt.class, "ok")
+				}
+				a := w.Post(world.CompletionsPath, world.Completions(false), tt.header...)
+				switch {
+				case tt.class == "":
+					if a.Status != 400 || !strings.Contains(a.Body, "invalid_priority") {
+						t.Errorf("trust %t, %v: %d %s", trust, tt.header, a.Status, a.Body)
+					}
+				case a.Status != 200 || w.Metric("pdproxy_class_exchanges_total", tt.class, "ok") != before+1:
+					t.Errorf("trust %t, %v: %d, not of the class %s: %s", trust, tt.header, a.Status, tt.class, a.Body)
+				}
+			}
+			for _, l := range e.Seen() {
+				if l.Header.Get(line) != "" || l.Header.Get(old) != "" {
+					t.Errorf("the engine got the line: %v", l.Header)
+				}
+			}
+			w.SetObjects(new(poolobjects.Objects))
+			before := w.Metric("pdproxy_class_exchanges_total", "default", "ok")
+			if a := w.Post(world.CompletionsPath, world.Completions(false), line, "premium"); a.Status != 200 || w.Metric("pdproxy_class_exchanges_total", "default", "ok") != before+1 {
+				t.Errorf("without the object: %d %s", a.Status, a.Body)
+			}
+			if err := w.Stop(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// TestSheddable: a request with a negative priority is refused instead of waiting, and others wait.
+func TestSheddable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		proceed := make(chan bool)
+		w := world.New(t, world.Setup{Engines: []*world.Engine{gated(proceed)}, Config: func(c *config.Config) {
+			c.EPP.Pool, c.Limits.MaxExchanges = "vllm.llm", 1
+		}})
+		w.SetObjects(&poolobjects.Objects{Priorities: map[string]int{"bulk": -5, "plain": 0}})
+		const line = "X-Llm-D-Inference-Objective"
+		ended := arrive(t, w, line, "bulk", "plain") // the first runs, because a place is free
+		if a := w.Post(world.CompletionsPath, world.Completions(false), line, "bulk"); a.Status != 429 || !strings.Contains(a.Body, "queue_full") {
+			t.Errorf("a sheddable request: %d %s", a.Status, a.Body)
+		}
+		for range 2 {
+			proceed <- true
+			<-ended
+		}
+		if err := w.Stop(); err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -122,6 +122,11 @@ func (x *exchange) read(client string) error {
 		return err
 	}
 	x.journal.Asked = x.req.Model
+	if header := x.env.Config.EPP.ModelHeader; header != "" && x.gateway != nil {
+		if err := x.takeModel(h.Get(header)); err != nil {
+			return err
+		}
+	}
 	if x.req.EngineField != "" || t != nil && t.Models != nil {
 		if err := x.permit(); err != nil {
 			return err
@@ -168,7 +173,7 @@ func (x *exchange) scan() error {
 func (x *exchange) describe() error {
 	e, ask, route := &x.env, &x.placing.ask, &x.placing.route
 	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType, e.Key == "", e.Config.Server.TrustPDFields)
-	if l := &e.Config.Limits; l.PriorityHeader != "" || l.DeadlineHeader != "" || l.FairnessHeader != "" {
+	if l, epp := &e.Config.Limits, &e.Config.EPP; l.PriorityHeader != "" || l.DeadlineHeader != "" || l.FairnessHeader != "" || epp.Pool != "" || epp.ModelHeader != "" {
 		x.withoutQueueLines()
 	}
 	if route.Restricted && route.Sidecar() != nil {

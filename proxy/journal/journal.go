@@ -41,6 +41,11 @@ type Journal struct {
 	Intervals telemetry.Intervals
 	Counted   int64 // tokens of the answer, estimated, as its engine may report none
 
+	Route          string // the name that has led to the model; "": the name of the model itself
+	Account        string // name of the tenant; "" without one
+	Priority       int    // of the class
+	Received, Sent int64  // bytes of the bodies; set before End
+
 	// WarmUp: no client sent the request. The request is not counted as a client's request,
 	// and the times of its legs do not count as measurements of the engines' speed.
 	WarmUp bool
@@ -74,8 +79,10 @@ func (j *Journal) Open(b *Books, ctx context.Context, header http.Header, id str
 	}
 }
 
-// Class notes the priority class of the request.
-func (j *Journal) Class(name string) { j.class = j.books.metrics.Class(name) }
+// Class notes the priority class of the request, and its priority.
+func (j *Journal) Class(name string, priority int) {
+	j.class, j.Priority = j.books.metrics.Class(name), priority
+}
 
 // Stage notes that the request begins to wait, or to run. Meter must be set before.
 func (j *Journal) Stage(s telemetry.Stage) {
@@ -293,6 +300,7 @@ func (j *Journal) End(h HTTP) {
 	if !j.FirstByte.IsZero() {
 		e.FirstByte = j.FirstByte.Sub(j.Start)
 	}
+	e.Requested, e.Tenant, e.Priority, e.Status, e.Received, e.Sent = j.Route, j.Account, j.Priority, j.Status, j.Received, j.Sent
 	b := j.books
 	j.Meter.Ended(&e)
 	if j.class != nil {

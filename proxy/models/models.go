@@ -1,5 +1,6 @@
 // Package models finds the models that serve a request from the name that the client
-// requested: aliases, weighted splits and fallbacks of the configuration.
+// requested: aliases, weighted splits and fallbacks of the configuration, and rewrites of
+// InferenceModelRewrites.
 //
 // The decisions behind this package are in docs/design/request.md.
 package models
@@ -15,12 +16,29 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Table has the names of [[model]]. A nil Table has none. It is immutable and safe for
-// concurrent use.
+// Table has the names of [[model]] and of rewrites. A nil Table has none. It is immutable and safe
+// for concurrent use.
 type Table struct {
 	routes map[string]*Route
 	names  []string // sorted
+	any    *Route   // of all other names; nil: they have no route
 }
+
+// Rewrite is a rule of an InferenceModelRewrite: the models for one name.
+type Rewrite struct {
+	Name    string // in requests
+	Any     bool   // the rule is for every name, instead of Name
+	Targets []RewriteTarget
+}
+
+// RewriteTarget is one model of a Rewrite.
+type RewriteTarget struct {
+	Model  string  // a name of [[model]], or of a model that engines serve
+	Weight float64 // above 0
+}
+
+// AnyName is the name of the route for every name.
+const AnyName = "*"
 
 // Route is the models that serve the requests for one name.
 type Route struct {
@@ -35,14 +53,23 @@ type choice struct {
 	salt   uint64   // of the model, the same in all processes
 }
 
-// NewTable returns the table of a valid configuration, nil if it names no model.
-func NewTable(cfg *config.Config) *Table {
-	if len(cfg.Models) == 0 {
+// NewTable returns the table of a valid configuration and of rewrites in order of precedence, nil if
+// they name no model. A name of [[model]] has no rewrite.
+func NewTable(cfg *config.Config, rewrites []Rewrite) *Table {
+	if len(cfg.Models) == 0 && len(rewrites) == 0 {
 		return nil
 	}
 	t := &Table{routes: make(map[string]*Route, len(cfg.Models))}
 	for _, m := range cfg.Models {
 		t.routes[m.Name] = &Route{name: m.Name, choices: choicesOf(cfg, m.Name)}
+	}
+	for i := range rewrites {
+		switch r := &rewrites[i]; {
+		case r.Any && t.any == nil:
+			t.any = &Route{name: AnyName, choices: choicesOfTargets(cfg, r)}
+		case !r.Any && t.routes[r.Name] == nil:
+			t.routes[r.Name] = &Route{name: r.Name, choices: choicesOfTargets(cfg, r)}
+		}
 	}
 	t.names = slices.Sorted(maps.Keys(t.routes))
 	return t
@@ -82,6 +109,24 @@ func choicesOf(cfg *config.Config, name string) []choice {
 	return list
 }
 
+// choicesOfTargets returns the models of a rewrite, with the fallbacks that [[model]] has for them.
+// The models of a split share the weight of their target.
+func choicesOfTargets(cfg *config.Config, r *Rewrite) (list []choice) {
+	for _, target := range r.Targets {
+		choices := choicesOf(cfg, target.Model)
+		sum := 0.0
+		for _, c := range choices {
+			sum += c.weight
+		}
+		for _, c := range choices {
+			c.weight *= target.Weight / sum
+			list = add(list, c)
+		}
+	}
+	slices.SortFunc(list, func(a, b choice) int { return strings.Compare(a.models[0], b.models[0]) })
+	return list
+}
+
 // only returns the choice of one model without fallbacks.
 func only(model string) choice {
 	return choice{models: []string{model}, weight: 1, salt: xxh3.HashString(model)}
@@ -107,16 +152,19 @@ func add(list []choice, one choice) []choice {
 	return append(list, one)
 }
 
-// Route returns the route of a name in a request, nil if the name is none of [[model]].
+// Route returns the route of a name in a request, nil if the name has none.
 func (t *Table) Route(name string) *Route {
 	if t == nil {
 		return nil
 	}
-	return t.routes[name]
+	if r := t.routes[name]; r != nil {
+		return r
+	}
+	return t.any
 }
 
 // Merge returns the names that clients may request while these models are served: the
-// names of served, which are sorted, and those names of [[model]] that lead to one of them
+// names of served, which are sorted, and those names of the table that lead to one of them
 // or to a remote.
 // The result is sorted, and may be served itself.
 func (t *Table) Merge(served []string) []string {
@@ -133,7 +181,7 @@ func (t *Table) Merge(served []string) []string {
 	return slices.Compact(all)
 }
 
-// Name returns the name in requests.
+// Name returns the name in requests, or AnyName.
 func (r *Route) Name() string { return r.name }
 
 // Split reports whether the route has several models.

@@ -16,7 +16,7 @@ func table(t *testing.T, text string) *Table {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return NewTable(&cfg)
+	return NewTable(&cfg, nil)
 }
 
 // names has an alias of an alias, an alias of a split, a split with itself, and a split
@@ -64,7 +64,7 @@ func TestRoutes(t *testing.T) {
 // TestNoTable: without [[model]] no name has a route.
 func TestNoTable(t *testing.T) {
 	cfg := config.Default()
-	none := NewTable(&cfg)
+	none := NewTable(&cfg, nil)
 	served := []string{"m"}
 	if none != nil || none.Route("m") != nil || &none.Merge(served)[0] != &served[0] {
 		t.Errorf("got %v, want no table, and the same list", none)
@@ -178,8 +178,51 @@ func BenchmarkChoose(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	route := NewTable(&cfg).Route("s")
+	route := NewTable(&cfg, nil).Route("s")
 	for i := range b.N {
 		route.Choose(uint64(i))
+	}
+}
+
+// TestRewrites: [[model]] comes before a rewrite, an exact name before every name, and the first rule
+// before later ones. A target that is a name of [[model]] leads to its models.
+func TestRewrites(t *testing.T) {
+	cfg, err := config.Parse([]byte(names))
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := func(list ...string) (targets []RewriteTarget) {
+		for i, model := range list {
+			targets = append(targets, RewriteTarget{Model: model, Weight: float64(i + 1)})
+		}
+		return targets
+	}
+	table := NewTable(&cfg, []Rewrite{
+		{Name: "a", Targets: to("never")}, {Any: true, Targets: to("rest")}, {Any: true, Targets: to("never")},
+		{Name: "x", Targets: to("z", "y")}, {Name: "x", Targets: to("never")}, {Name: "split", Targets: to("as", "new")}, {Name: "self", Targets: to("self")},
+		{Name: "double", Targets: to("a", "b")},
+	})
+	for name, want := range map[string][]string{
+		"a": {"served"}, "x": {"y", "z"}, "split": {"new", "s", "s2"}, "self": {"self"}, "double": {"served"}, "other": {"rest"}, "": {"rest"}, "as": {"s", "s2"},
+	} {
+		if got := table.Route(name).Models(); !slices.Equal(got, want) {
+			t.Errorf("%q: got %q, want %q", name, got, want)
+		}
+	}
+	if got := table.Route("other").Name(); got != AnyName {
+		t.Errorf("the route of every name is called %q", got)
+	}
+	if got, want := table.Merge([]string{"rest", "y"}), []string{"rest", "x", "y"}; !slices.Equal(got, want) {
+		t.Errorf("names of clients: got %q, want %q", got, want)
+	}
+	counts := map[string]int{}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 30_000 {
+		counts[table.Route("split").Choose(rng.Uint64())[0]]++
+	}
+	for model, want := range map[string]float64{"s": 9_000, "s2": 1_000, "new": 20_000} {
+		if got := float64(counts[model]); math.Abs(got-want) > 400 {
+			t.Errorf("%s got %v of 30000, want %v", model, got, want)
+		}
 	}
 }

@@ -103,7 +103,7 @@ const overloaded = "overloaded_error"
 var codes = [codeCount]CodeInfo{
 	CodeAnswerTooLarge:             {"answer_too_large", []int{500}, "", "A filter reads the whole answer, and the answer is larger than a filter may hold."},
 	CodeBadContentEncoding:         {"bad_content_encoding", []int{400}, "", "The body does not match its Content-Encoding."},
-	CodeBadHeader:                  {"bad_header", []int{400, 403}, "", "A header for a sidecar has a wrong value, or names an engine that the sidecar does not know. Or the header limits.deadline_header is not a number of milliseconds."},
+	CodeBadHeader:                  {"bad_header", []int{400, 403}, "", "A header for a sidecar has a wrong value, or names an engine that the sidecar does not know. Or the header limits.deadline_header is not a number of milliseconds, or epp.model_header names no model."},
 	CodeBodyIncomplete:             {"body_incomplete", []int{400}, "", "The body ended early."},
 	CodeBodyTimeout:                {"body_timeout", []int{408}, "", "The body arrived too slowly."},
 	CodeBodyTooLarge:               {"body_too_large", []int{413}, "", "The body is larger than the limit, or does not fit in the memory for requests."},
@@ -125,7 +125,7 @@ var codes = [codeCount]CodeInfo{
 	CodeInvalidHead:                {"invalid_head", []int{400, 417, 501, 505}, "invalid_request_error", "The request line or a header line is not valid HTTP/1.1, or asks for something that the proxy does not support. The proxy closes this connection."},
 	CodeInvalidJSON:                {"invalid_json", []int{400}, "", "The body is not one valid JSON object."},
 	CodeInvalidName:                {"invalid_name", []int{400}, "", "A field has a name with capital letters that the engines reserve in lower case."},
-	CodeInvalidPriority:            {"invalid_priority", []int{400}, "", "The header limits.priority_header names no priority class, or a class that is more urgent than the class of the client."},
+	CodeInvalidPriority:            {"invalid_priority", []int{400}, "", "The header limits.priority_header names a priority class or an InferenceObjective that is more urgent than the class of the client."},
 	CodeInvalidType:                {"invalid_type", []int{400}, "", "A field has the wrong type."},
 	CodeLegFailed:                  {"leg_failed", []int{502}, "upstream_error", "An engine failed, and no retry was left."},
 	CodeLegTimeout:                 {"leg_timeout", []int{504}, "upstream_error", "An engine did not answer in time, and no retry was left."},

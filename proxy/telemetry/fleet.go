@@ -69,6 +69,7 @@ var ofCoordinator = map[string]bool{
 	"pdproxy_kv_index_blocks": true, "pdproxy_kv_index_bytes": true, "pdproxy_kv_distrust": true,
 	"pdproxy_role_engines_ready": true, "pdproxy_role_requests_running": true, "pdproxy_role_requests_waiting": true, "pdproxy_role_saturation_seconds": true,
 	"pdproxy_build_info":            true,
+	"pdproxy_pool_objects":          true,
 	"pdproxy_config_reload_success": true, "pdproxy_config_reload_timestamp_seconds": true,
 }
 

@@ -19,6 +19,8 @@ type Metrics struct {
 	Other  *Model                 // instruments of requests without a known model
 	Pusher atomic.Pointer[Pusher] // receives the ended exchanges, too; nil: no metrics by OTLP
 
+	extension atomic.Pointer[Extension] // receives the ended exchanges, too; nil: metrics.names is empty
+
 	exchanges     *prometheus.CounterVec
 	exchangeTime  *prometheus.HistogramVec
 	firstToken    *prometheus.HistogramVec
@@ -29,6 +31,7 @@ type Metrics struct {
 	running       *prometheus.GaugeVec
 	waiting       *prometheus.GaugeVec
 	build         *prometheus.GaugeVec
+	poolObjects   *prometheus.GaugeVec
 	models        models
 	classes       classVecs
 	reloadSuccess prometheus.Gauge
@@ -160,6 +163,7 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.classes.queueWait = histogram("pdproxy_class_queue_wait_seconds", "Time that a request waited in the proxy, by priority class; 0 for requests that did not wait.", queueWaits, "class")
 	m.classes.firstToken = histogram("pdproxy_class_time_to_first_token_seconds", "Time from a request's head to the first byte of its stream, by priority class.", waits, "class")
 	m.classes.requests = gauge("pdproxy_class_requests", "Requests in the proxy, by priority class and state: running or waiting.", "class", "state")
+	m.poolObjects = gauge("pdproxy_pool_objects", "Objects of the InferencePool epp.pool, by kind and state: valid, or invalid (the object changes nothing).", "kind", "state")
 	m.build = gauge("pdproxy_build_info", "1, with the version of the program and of Go.", "version", "goversion")
 	m.reloadSuccess = prometheus.NewGauge(prometheus.GaugeOpts{Name: "pdproxy_config_reload_success", Help: "1 if the last read of the configuration, at the start or by a reload, succeeded; 0 while an older configuration stays in force."})
 	m.reloadTime = prometheus.NewGauge(prometheus.GaugeOpts{Name: "pdproxy_config_reload_timestamp_seconds", Help: "Time of the last read of the configuration that succeeded."})
@@ -173,6 +177,12 @@ func New(reg prometheus.Registerer) *Metrics {
 // Build sets the version of the program.
 func (m *Metrics) Build(version string) {
 	m.build.WithLabelValues(version, runtime.Version()).Set(1)
+}
+
+// PoolObjects sets the numbers of the valid and the invalid objects of epp.pool of a kind.
+func (m *Metrics) PoolObjects(kind string, valid, invalid int) {
+	m.poolObjects.WithLabelValues(kind, "valid").Set(float64(valid))
+	m.poolObjects.WithLabelValues(kind, "invalid").Set(float64(invalid))
 }
 
 // Client counts one ended exchange for the holder of an API key.

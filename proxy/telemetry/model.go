@@ -139,6 +139,9 @@ func (m *Metrics) removeModels(names map[string]*Model) {
 		if p := m.Pusher.Load(); p != nil {
 			p.forget(name)
 		}
+		if x := m.extension.Load(); x != nil {
+			x.forget(name)
+		}
 	}
 }
 
@@ -201,6 +204,13 @@ type Exchange struct {
 
 	Prompt, Completion, Cached int64 // tokens; negative: the engine has not reported the number
 
+	// Only for the Extension:
+	Requested      string // the name in the request that led to Model; "": Model
+	Tenant         string // "": none
+	Priority       int    // of the class
+	Status         int    // of the answer to the client; 0: unknown
+	Received, Sent int64  // bytes of the bodies
+
 	// Only for spans and the Pusher:
 	Operation     string   // gen_ai.operation.name, for example chat; "": no model runs
 	AnsweredModel string   // that the answer names; only for the span; "": unknown
@@ -241,4 +251,7 @@ func (o *Model) Ended(e *Exchange) {
 	}
 	(*c).Inc()
 	o.duration.Observe(e.Duration.Seconds())
+	if x := o.metrics.extension.Load(); x != nil {
+		x.Ended(e)
+	}
 }

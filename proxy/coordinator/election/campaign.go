@@ -14,8 +14,12 @@ import (
 )
 
 // Run follows the leader's record until ctx ends. In a coordinator, Run also takes part
-// in the election: the first candidate in the queue leads.
+// in the election: the first candidate in the queue of etcd, or the holder of the Lease, leads.
 func (e *Election) Run(ctx context.Context) {
+	if e.o.Lease != nil {
+		e.runLease(ctx)
+		return
+	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if e.o.Address != "" {
@@ -54,7 +58,7 @@ func (e *Election) term(ctx context.Context, client *clientv3.Client, lease *cli
 		return err
 	}
 	t.note(e, nil)
-	session, err := concurrency.NewSession(client, concurrency.WithLease(*lease), concurrency.WithTTL(seconds(e.o.Lease)))
+	session, err := concurrency.NewSession(client, concurrency.WithLease(*lease), concurrency.WithTTL(seconds(e.o.TTL)))
 	if err != nil {
 		return err
 	}
@@ -98,7 +102,7 @@ func (e *Election) hold(ctx context.Context, client *clientv3.Client, lease *cli
 		}
 		*lease = clientv3.NoLease // it has run out
 	}
-	granted, err := client.Grant(ctx, int64(seconds(e.o.Lease)))
+	granted, err := client.Grant(ctx, int64(seconds(e.o.TTL)))
 	if err == nil {
 		*lease = granted.ID
 	}

@@ -1,22 +1,22 @@
 // Package election decides which coordinator of a fleet leads, and publishes the decision
-// to the workers. The coordinators wait in a queue in etcd, each with a lease. The first
-// in the queue writes the leader's record. Workers and the other coordinators watch this
-// record. The record outlives the leader: a process that cannot reach etcd uses the last
-// record that it has seen.
+// to the workers. The coordinators wait in a queue in etcd, each with a lease, and the first
+// in the queue leads; or they hold a Lease of Kubernetes one after another, and the holder leads.
+// The leader writes its record. Workers and the other coordinators watch this record. The record
+// outlives the leader: a process that cannot reach the store uses the last record that it has seen.
 //
 // # Epochs
 //
 // The epoch of a leader is higher than all earlier epochs. It is the larger of two
 // numbers: the Unix time in ms at which the leader began to lead, and the highest known
-// epoch plus one. One transaction compares the record and the place in the queue, so two
-// leaders of one store never have the same epoch. Because the epoch contains the time, it
-// also grows if a store loses its data, and in fleets that begin to use etcd. A counter
+// epoch plus one. One write compares the record and the place in the queue, or the version of
+// the Lease, so two leaders of one store never have the same epoch. Because the epoch contains
+// the time, it also grows if a store loses its data, and in fleets that begin to use etcd. A counter
 // in the store would restart at 1, and workers would refuse the lower epochs permanently.
 //
-// # Without etcd
+// # Without the store
 //
 // A leader with an expired lease continues to lead in its epoch until it reads a record
-// with a higher epoch: an outage of etcd is no reason to stop service. The old leader may
+// with a higher epoch: an outage of the store is no reason to stop service. The old leader may
 // then lead at the same time as a new leader whose record it cannot read. Workers connect
 // to the leader with the higher epoch, and the two leaders mint from different ranges of
 // ids.
@@ -69,15 +69,16 @@ func parse(value []byte) (Leader, error) {
 
 // Options configures an Election.
 type Options struct {
-	Etcd clientv3.Config // Context is set by Run
-	Name string          // of the fleet
+	Etcd  clientv3.Config // Context is set by Run
+	Lease *Lease          // nil: Etcd has the election
+	Name  string          // of the fleet in Etcd
 	// Address and Node go into this process's record. With an empty Address the process
 	// only follows the leader, as a worker does.
 	Address, Node string
-	// Lease is the TTL of the lease, in whole seconds. When a leader has had no contact
-	// with etcd for this time, another coordinator can become the leader.
-	Lease time.Duration
-	Log   *slog.Logger
+	// TTL is the time to live of the lease, in whole seconds. When a leader has had no contact
+	// with the store for this time, another coordinator can become the leader.
+	TTL time.Duration
+	Log *slog.Logger
 }
 
 // Standing is the leader according to the data of this process.

@@ -11,7 +11,7 @@ import (
 var began = time.UnixMilli(1_800_000_000_000)
 
 func candidate() *Election {
-	return New(Options{Name: "f", Address: "10.0.0.1:7000", Node: "a", Lease: 2 * time.Second, Log: slog.New(slog.DiscardHandler)})
+	return New(Options{Name: "f", Address: "10.0.0.1:7000", Node: "a", TTL: 2 * time.Second, Log: slog.New(slog.DiscardHandler)})
 }
 
 // changed reports whether the channel of a Standing is closed.

@@ -38,7 +38,7 @@ func TestEndBlamesNothing(t *testing.T) {
 			var out bytes.Buffer
 			e := New(Options{
 				Etcd: clientv3.Config{Endpoints: []string{l.Addr().String()}},
-				Name: "f", Address: "10.0.0.1:7000", Node: "a", Lease: 2 * time.Second, Log: slog.New(slog.NewTextHandler(&out, nil)),
+				Name: "f", Address: "10.0.0.1:7000", Node: "a", TTL: 2 * time.Second, Log: slog.New(slog.NewTextHandler(&out, nil)),
 			})
 			ctx, cancel := context.WithCancel(context.Background())
 			done := make(chan struct{})

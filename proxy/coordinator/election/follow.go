@@ -99,16 +99,16 @@ func (e *Election) changes(ctx context.Context, client *clientv3.Client, revisio
 	})
 }
 
-// trouble logs one line when etcd stops answering, and once when etcd answers again.
+// trouble logs one line when the store stops answering, and once when the store answers again.
 type trouble struct{ there bool }
 
 func (t *trouble) note(e *Election, err error) {
 	if there := err != nil; there != t.there {
 		t.there = there
 		if there {
-			e.o.Log.Warn("the election's etcd does not answer; the coordinator that led last is kept", "error", err)
+			e.o.Log.Warn("the store of the election does not answer; the coordinator that led last is kept", "error", err)
 		} else {
-			e.o.Log.Info("the election's etcd answers again")
+			e.o.Log.Info("the store of the election answers again")
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Package idstore stores the marks below which disagg ids are reserved, in a file or in
+// Package idstore stores the marks below which disagg ids are reserved, in a file, in a Lease or in
 // etcd. A Keeper reserves ids ahead of their use, and grants them to its own Source and to
 // workers.
 //

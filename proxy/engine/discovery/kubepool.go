@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/kube"
 )
 
 // kubePool is the pattern for the pods of one InferencePool of the Gateway API Inference
@@ -16,26 +17,26 @@ import (
 type kubePool struct {
 	kubePattern
 	name, namespace string
-	pools           *kubeWatch // all InferencePools of the namespace
-	pods            *kubeWatch // all pods of the namespace that discovery.kubernetes.pods selects
+	pools           *kube.Watch // all InferencePools of the namespace
+	pods            *kube.Watch // all pods of the namespace that discovery.kubernetes.pods selects
 }
 
 // engines calls each for the pods that take requests. Without the pool there are none.
 func (k *kubePool) engines(each func(config.Engine, error)) {
-	pool := k.pools.object(k.namespace, k.name)
+	pool := k.pools.Object(k.namespace, k.name)
 	if pool == nil || len(pool.Spec.Selector.MatchLabels) == 0 {
 		return
 	}
 	ports := k.ports(pool)
-	pods, _ := k.pods.now()
-	slices.SortFunc(pods, func(a, b *kubeObject) int { return cmp.Compare(a.Metadata.Name, b.Metadata.Name) })
+	pods, _ := k.pods.Now()
+	slices.SortFunc(pods, func(a, b *kube.Object) int { return cmp.Compare(a.Metadata.Name, b.Metadata.Name) })
 	for _, pod := range pods {
-		if !pod.hasLabels(pool.Spec.Selector.MatchLabels) || !pod.podTakesRequests() {
+		if !hasLabels(pod, pool.Spec.Selector.MatchLabels) || !podTakesRequests(pod) {
 			continue
 		}
 		if len(ports) == 0 {
 			each(config.Engine{Name: k.engine.Name + "@" + pod.Metadata.Name},
-				fmt.Errorf("InferencePool %s has no valid target port: give the url a port", pool.key()))
+				fmt.Errorf("InferencePool %s has no valid target port: give the url a port", pool.Key()))
 			continue
 		}
 		for _, port := range ports {
@@ -49,7 +50,7 @@ func (k *kubePool) engines(each func(config.Engine, error)) {
 }
 
 // ports returns the pattern's port, or else the target ports of the pool.
-func (k *kubePool) ports(pool *kubeObject) (ports []string) {
+func (k *kubePool) ports(pool *kube.Object) (ports []string) {
 	if port := k.url.Port(); port != "" {
 		return []string{port}
 	}
@@ -62,7 +63,7 @@ func (k *kubePool) ports(pool *kubeObject) (ports []string) {
 }
 
 // hasLabels reports whether the object has all these labels.
-func (o *kubeObject) hasLabels(want map[string]string) bool {
+func hasLabels(o *kube.Object, want map[string]string) bool {
 	for key, value := range want {
 		if got, ok := o.Metadata.Labels[key]; !ok || got != value {
 			return false
@@ -73,7 +74,7 @@ func (o *kubeObject) hasLabels(want map[string]string) bool {
 
 // podTakesRequests reports whether new requests may go to a pod: it has an address, is
 // ready, and does not terminate.
-func (o *kubeObject) podTakesRequests() bool {
+func podTakesRequests(o *kube.Object) bool {
 	if o.Status.PodIP == "" || o.Metadata.DeletionTimestamp != "" {
 		return false
 	}

@@ -51,8 +51,8 @@ func TestPoolPods(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := &logs{}
 			s := newKube(t, config.DiscoveryKubernetes{Pools: []config.Engine{patternAt(tt.url)}}, l)
-			s.pools[0].pools.has(t, tt.pool)
-			s.pools[0].pods.has(t, tt.pods...)
+			has(t, &s.pools[0].pools, tt.pool)
+			has(t, &s.pools[0].pods, tt.pods...)
 			var got []string
 			for _, e := range s.engines() {
 				got = append(got, e.Name+" "+e.URL)
@@ -75,8 +75,8 @@ func TestPoolPods(t *testing.T) {
 // revision is a label for policies.
 func TestPoolRoles(t *testing.T) {
 	s := newKube(t, config.DiscoveryKubernetes{Pools: []config.Engine{patternAt("http://vllm.llm")}}, nil)
-	s.pools[0].pools.has(t, poolOf(poolLabels, poolPort))
-	s.pools[0].pods.has(t, runningPod("a", "10.0.0.5", poolLabels+`,"llm-d.ai/role":"prefill"`, "True", ""),
+	has(t, &s.pools[0].pools, poolOf(poolLabels, poolPort))
+	has(t, &s.pools[0].pods, runningPod("a", "10.0.0.5", poolLabels+`,"llm-d.ai/role":"prefill"`, "True", ""),
 		runningPod("b", "10.0.0.6", poolLabels+`,"llm-d.ai/role":"decode","pod-template-hash":"7d9f"`, "True", ""))
 	got := s.engines()
 	if len(got) != 2 || got[0].Role != config.RolePrefill || got[1].Role != config.RoleDecode {
@@ -94,7 +94,7 @@ func TestPoolWatches(t *testing.T) {
 	s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{pattern}, Pools: []config.Engine{pattern, patternAt("http://other.llm"), patternAt("http://vllm.x")}}, nil)
 	var paths []string
 	for _, w := range s.watches {
-		paths = append(paths, w.path)
+		paths = append(paths, w.Paths[0])
 	}
 	want := []string{
 		"/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices",

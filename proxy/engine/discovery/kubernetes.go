@@ -9,13 +9,13 @@ import (
 	"maps"
 	"net"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/kube"
 	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
@@ -36,7 +36,7 @@ const (
 type kubeSource struct {
 	services []*kubeService
 	pools    []*kubePool
-	watches  []*kubeWatch
+	watches  []*kube.Watch
 	changes  chan struct{} // has room for one: objects have changed since the last list
 	log      *slog.Logger
 	logged   map[string]string        // the present problems of endpoints; used by Run only
@@ -52,25 +52,30 @@ type kubePattern struct {
 // kubeService is the pattern for the endpoints of one Service.
 type kubeService struct {
 	kubePattern
-	slices *kubeWatch
-	pods   *kubeWatch // nil: pods are not read
+	slices *kube.Watch
+	pods   *kube.Watch // nil: pods are not read
 }
 
 // newKubernetes reads the files that cfg names, and opens nothing else.
 func newKubernetes(cfg config.DiscoveryKubernetes, log *slog.Logger) (*kubeSource, error) {
-	api, err := newKubeAPI(cfg, serviceAccount, os.Getenv)
+	api, err := kube.Open(cfg)
 	if err != nil {
 		return nil, err
 	}
+	return newKubernetesOver(api, cfg, log)
+}
+
+// newKubernetesOver returns the source of an API server.
+func newKubernetesOver(api *kube.Client, cfg config.DiscoveryKubernetes, log *slog.Logger) (*kubeSource, error) {
 	s := &kubeSource{log: log, refusals: newRefusals(), changes: make(chan struct{}, 1)}
-	watches := map[string]*kubeWatch{} // by path: patterns of one namespace share them
-	shared := func(path, selector string) *kubeWatch {
+	watches := map[string]*kube.Watch{} // by path: patterns of one namespace share them
+	shared := func(path, selector string) *kube.Watch {
 		if watches[path] == nil {
 			watches[path] = s.watch(api, path, selector)
 		}
 		return watches[path]
 	}
-	pods := func(namespace string) *kubeWatch {
+	pods := func(namespace string) *kube.Watch {
 		return shared("/api/v1/namespaces/"+url.PathEscape(namespace)+"/pods", strings.TrimPrefix(cfg.Pods, "*"))
 	}
 	for i, e := range cfg.Engines {
@@ -98,14 +103,14 @@ func newKubernetes(cfg config.DiscoveryKubernetes, log *slog.Logger) (*kubeSourc
 
 // newKubePattern returns the pattern e, and the name and namespace of the object that the
 // host of its URL names. what is a word for the name in errors.
-func newKubePattern(e config.Engine, api *kubeAPI, key, what string) (p kubePattern, name, namespace string, err error) {
+func newKubePattern(e config.Engine, api *kube.Client, key, what string) (p kubePattern, name, namespace string, err error) {
 	u, err := url.Parse(e.URL)
 	if err != nil { // cannot happen: the configuration was validated
 		return p, "", "", config.Problems{{Key: key, Message: err.Error()}}
 	}
 	name, rest, _ := strings.Cut(u.Hostname(), ".")
 	namespace, _, _ = strings.Cut(rest, ".") // svc.cluster.local may follow
-	namespace = cmp.Or(namespace, api.namespace)
+	namespace = cmp.Or(namespace, api.Namespace)
 	if namespace == "" {
 		return p, "", "", config.Problems{{Key: key, Message: "needs " + what + ".NAMESPACE as its host, or discovery.kubernetes.namespace"}}
 	}
@@ -113,16 +118,14 @@ func newKubePattern(e config.Engine, api *kubeAPI, key, what string) (p kubePatt
 }
 
 // watch adds a watch of the objects at path that match selector.
-func (s *kubeSource) watch(api *kubeAPI, path, selector string) *kubeWatch {
-	w := &kubeWatch{
-		api: api, path: path, selector: selector, trouble: trouble{log: s.log, source: s.Name() + " " + path},
-		changed: func() {
-			select {
-			case s.changes <- struct{}{}:
-			default:
-			}
-		},
-	}
+func (s *kubeSource) watch(api *kube.Client, path, selector string) *kube.Watch {
+	t := &trouble{log: s.log, source: s.Name() + " " + path}
+	w := kube.NewWatch(api, kube.Selected{Paths: []string{path}, Labels: selector}, t.note, func() {
+		select {
+		case s.changes <- struct{}{}:
+		default:
+		}
+	})
 	s.watches = append(s.watches, w)
 	return w
 }
@@ -135,7 +138,7 @@ func (s *kubeSource) Run(ctx context.Context, found func([]config.Engine)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for _, w := range s.watches {
-		wg.Go(func() { w.run(ctx) })
+		wg.Go(func() { w.Run(ctx) })
 	}
 	for {
 		select {
@@ -182,19 +185,19 @@ func (s *kubeSource) engines() (list []config.Engine) {
 // engines calls each for the endpoints that take requests. If the labels of a pod are
 // needed, its endpoint is left out until they are known.
 func (k *kubeService) engines(each func(config.Engine, error)) {
-	all, _ := k.slices.now()
-	slices.SortFunc(all, func(a, b *kubeObject) int {
+	all, _ := k.slices.Now()
+	slices.SortFunc(all, func(a, b *kube.Object) int {
 		return cmp.Or(cmp.Compare(a.AddressType, b.AddressType), cmp.Compare(a.Metadata.Name, b.Metadata.Name)) // IPv4 first
 	})
 	for _, slice := range all {
 		for i := range slice.Endpoints {
 			e := &slice.Endpoints[i]
-			if !e.takesRequests() {
+			if !e.TakesRequests() {
 				continue
 			}
-			var pod *kubeObject
+			var pod *kube.Object
 			if ref := e.TargetRef; k.pods != nil && ref != nil && ref.Kind == "Pod" {
-				pod = k.pods.object(cmp.Or(ref.Namespace, slice.Metadata.Namespace), ref.Name)
+				pod = k.pods.Object(cmp.Or(ref.Namespace, slice.Metadata.Namespace), ref.Name)
 				if pod == nil || pod.Metadata.UID != ref.UID || pod.Metadata.DeletionTimestamp != "" {
 					continue
 				}
@@ -206,7 +209,7 @@ func (k *kubeService) engines(each func(config.Engine, error)) {
 
 // engineAt converts an endpoint to an engine; pod is nil if pods are not read. On an
 // error the engine has only its name.
-func (k *kubeService) engineAt(slice *kubeObject, at *kubeEndpoint, pod *kubeObject) (config.Engine, error) {
+func (k *kubeService) engineAt(slice *kube.Object, at *kube.Endpoint, pod *kube.Object) (config.Engine, error) {
 	name := at.Addresses[0]
 	if at.TargetRef != nil && at.TargetRef.Name != "" {
 		name = at.TargetRef.Name
@@ -221,10 +224,10 @@ func (k *kubeService) engineAt(slice *kubeObject, at *kubeEndpoint, pod *kubeObj
 // found returns the engine of a pod or endpoint. The objects describe the engine by their
 // labels and annotations, the first one with priority; nil objects are left out. On an error
 // the engine has only its name.
-func (p *kubePattern) found(name, address, zone string, objects ...*kubeObject) (config.Engine, error) {
+func (p *kubePattern) found(name, address, zone string, objects ...*kube.Object) (config.Engine, error) {
 	refused := config.Engine{Name: p.engine.Name + "@" + name}
-	objects = slices.DeleteFunc(objects, func(o *kubeObject) bool { return o == nil })
-	says := func(of func(*kubeObject) map[string]string, key string) string {
+	objects = slices.DeleteFunc(objects, func(o *kube.Object) bool { return o == nil })
+	says := func(of func(*kube.Object) map[string]string, key string) string {
 		for _, o := range objects {
 			if text := of(o)[key]; text != "" {
 				return text
@@ -232,13 +235,13 @@ func (p *kubePattern) found(name, address, zone string, objects ...*kubeObject) 
 		}
 		return ""
 	}
-	labels := func(o *kubeObject) map[string]string { return o.Metadata.Labels }
-	annotations := func(o *kubeObject) map[string]string { return o.Metadata.Annotations }
+	labels := func(o *kube.Object) map[string]string { return o.Metadata.Labels }
+	annotations := func(o *kube.Object) map[string]string { return o.Metadata.Annotations }
 
 	e, _ := atHost(p.engine, p.url, address)
 	e.Name = refused.Name
 	if is := says(labels, labelEngine); is != "" && !fits(is, e.Connector) {
-		return refused, fmt.Errorf("label %s is %q, not an engine of connector %q: %w", labelEngine, clip(is), e.Connector, errSkip)
+		return refused, fmt.Errorf("label %s is %q, not an engine of connector %q: %w", labelEngine, excerpt(is), e.Connector, errSkip)
 	}
 	var err error
 	if e.Role, err = roleOf(says(labels, labelRole), &e); err != nil {
@@ -246,7 +249,7 @@ func (p *kubePattern) found(name, address, zone string, objects ...*kubeObject) 
 	}
 	if is := says(annotations, annotationBootstrap); is != "" && e.Connector == config.ConnectorSGLang && e.Role != config.RoleDecode {
 		if e.BootstrapPort, err = strconv.Atoi(is); err != nil || e.BootstrapPort < 1 {
-			return refused, fmt.Errorf("annotation %s is %q, no port", annotationBootstrap, clip(is))
+			return refused, fmt.Errorf("annotation %s is %q, no port", annotationBootstrap, excerpt(is))
 		}
 	}
 	e.Labels = labelsOf(p.engine.Labels, zone, says(labels, "pod-template-hash"), says(labels, "controller-revision-hash"))
@@ -272,7 +275,7 @@ func labelsOf(pattern config.Labels, zone string, revisions ...string) config.La
 
 // port is the pattern's port, or else that of the slice: the only one, or the one named
 // http.
-func (k *kubeService) port(slice *kubeObject) (string, error) {
+func (k *kubeService) port(slice *kube.Object) (string, error) {
 	if port := k.url.Port(); port != "" {
 		return port, nil
 	}
@@ -281,7 +284,7 @@ func (k *kubeService) port(slice *kubeObject) (string, error) {
 			return strconv.Itoa(p.Port), nil
 		}
 	}
-	return "", fmt.Errorf("EndpointSlice %s has neither one port nor one named http: give the url a port", slice.key())
+	return "", fmt.Errorf("EndpointSlice %s has neither one port nor one named http: give the url a port", slice.Key())
 }
 
 // roleOf returns the role in llm-d's label; without a label, e's own role. Encoders are
@@ -302,7 +305,7 @@ func roleOf(label string, e *config.Engine) (string, error) {
 		}
 		return "", fmt.Errorf("label %s is %q: %w", labelRole, label, errSkip)
 	default:
-		return "", fmt.Errorf("label %s is %q, no role", labelRole, clip(label))
+		return "", fmt.Errorf("label %s is %q, no role", labelRole, excerpt(label))
 	}
 }
 

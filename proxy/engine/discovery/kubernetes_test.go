@@ -1,14 +1,15 @@
 package discovery
 
 import (
-	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/kube"
 )
 
 // patternAt is an entry of discovery.kubernetes.engine.
@@ -32,16 +33,13 @@ func newKube(t *testing.T, cfg config.DiscoveryKubernetes, l *logs) *kubeSource 
 	return s
 }
 
-// has sends objects to a watch, as a listing does.
-func (w *kubeWatch) has(t *testing.T, objects ...string) {
+// has replaces a watch by a watch of these objects.
+func has(t *testing.T, w **kube.Watch, objects ...string) {
 	t.Helper()
-	w.objects = map[string]*kubeObject{}
-	for _, text := range objects {
-		var o kubeObject
-		if err := json.Unmarshal([]byte(text), &o); err != nil {
-			t.Fatal(err)
-		}
-		w.objects[o.key()] = &o
+	listing := says(200, `{"metadata":{"resourceVersion":"1"},"items":[`+strings.Join(objects, ",")+`]}`)
+	*w = kube.NewWatch(kube.Over(&kubeWire{lists: []func() (int, io.Reader){listing}}), kube.Selected{Paths: []string{"/x"}}, func(error) {}, func() {})
+	if err := (*w).List(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -68,7 +66,7 @@ func TestEndpointConditions(t *testing.T) {
 	} {
 		t.Run(conditions, func(t *testing.T) {
 			s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{patternAt("http://vllm.llm")}}, nil)
-			s.services[0].slices.has(t, sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],"conditions":`+conditions+`}`, httpPort))
+			has(t, &s.services[0].slices, sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],"conditions":`+conditions+`}`, httpPort))
 			if got := s.engines(); (len(got) == 1) != takes {
 				t.Errorf("got %v", got)
 			}
@@ -108,7 +106,7 @@ func TestEndpointAddresses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := &logs{}
 			s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{patternAt(tt.url)}}, l)
-			s.services[0].slices.has(t, tt.slices...)
+			has(t, &s.services[0].slices, tt.slices...)
 			var got []string
 			for _, e := range s.engines() {
 				got = append(got, e.Name+" "+e.URL)
@@ -175,8 +173,8 @@ func TestPodsSayMore(t *testing.T) {
 				tt.pattern(&pattern)
 			}
 			s := newKube(t, config.DiscoveryKubernetes{Pods: "*", Engines: []config.Engine{pattern}}, l)
-			s.services[0].slices.has(t, sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],`+podRef+`}`, httpPort))
-			s.services[0].pods.has(t, tt.pod)
+			has(t, &s.services[0].slices, sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],`+podRef+`}`, httpPort))
+			has(t, &s.services[0].pods, tt.pod)
 			got := s.engines()
 			switch {
 			case tt.role == "" && len(got) == 0:
@@ -198,7 +196,7 @@ func TestPodsSayMore(t *testing.T) {
 func TestServiceSaysRole(t *testing.T) {
 	s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{patternAt("http://vllm.llm")}}, nil)
 	slice := sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],`+podRef+`}`, httpPort)
-	s.services[0].slices.has(t, strings.Replace(slice, `"labels":{`, `"labels":{"llm-d.ai/role":"decode",`, 1))
+	has(t, &s.services[0].slices, strings.Replace(slice, `"labels":{`, `"labels":{"llm-d.ai/role":"decode",`, 1))
 	if got := s.engines(); len(got) != 1 || got[0].Role != config.RoleDecode {
 		t.Errorf("got %+v", got)
 	}
@@ -220,9 +218,9 @@ func TestKubernetesLabels(t *testing.T) {
 			pattern := patternAt("http://vllm.llm")
 			pattern.Labels = config.LabelsOf(tt.pattern)
 			s := newKube(t, config.DiscoveryKubernetes{Pods: tt.pods, Engines: []config.Engine{pattern}}, &logs{})
-			s.services[0].slices.has(t, sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],"zone":"eu-1a",`+podRef+`}`, httpPort))
+			has(t, &s.services[0].slices, sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],"zone":"eu-1a",`+podRef+`}`, httpPort))
 			if tt.pods != "" {
-				s.services[0].pods.has(t, podOf("u1", `"pod-template-hash":"7d9f"`, ``, ``))
+				has(t, &s.services[0].pods, podOf("u1", `"pod-template-hash":"7d9f"`, ``, ``))
 			}
 			got := s.engines()
 			if len(got) != 1 || got[0].Labels != config.LabelsOf(tt.want) {

@@ -2,12 +2,9 @@ package discovery
 
 import (
 	"context"
-	"encoding/pem"
 	"errors"
 	"io"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -19,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/kube"
 )
 
 // recorded returns a recorded answer of kube-apiserver v1.34.4.
@@ -53,6 +51,9 @@ func stays(text string) func() (int, io.Reader) {
 		return 200, r
 	}
 }
+
+// watchLasts is the longest time of one watch.
+const watchLasts = 5*time.Minute + 15*time.Second
 
 // off is a server that does not answer.
 func off() (int, io.Reader) { return 0, nil }
@@ -98,8 +99,10 @@ func (w *kubeWire) requests() []string {
 // follow runs a source over a wire. lists returns the names in the last list.
 func follow(t *testing.T, w *kubeWire, l *logs) (names func() []string) {
 	t.Helper()
-	s := newKube(t, config.DiscoveryKubernetes{Engines: []config.Engine{patternAt("http://prefill.llm")}}, l)
-	s.watches[0].api.client.Transport = w
+	s, err := newKubernetesOver(kube.Over(w), config.DiscoveryKubernetes{Engines: []config.Engine{patternAt("http://prefill.llm")}}, l.logger())
+	if err != nil {
+		t.Fatal(err)
+	}
 	var mu sync.Mutex
 	var last []string
 	ctx, cancel := context.WithCancel(t.Context())
@@ -145,14 +148,14 @@ func TestRecordedWatch(t *testing.T) {
 			t.Errorf("request %s", w.last)
 		}
 		w.mu.Unlock()
-		time.Sleep(kubeWatchFor + kubeGrace + listAgain) // the watch was silent for too long, so a listing follows
+		time.Sleep(watchLasts + listAgain) // the watch was silent for too long, so a listing follows
 		if got := names(); len(got) != 0 {
 			t.Errorf("engines after the termination: %v", got)
 		}
 		if got := w.requests(); !slices.Equal(got, []string{"list", "watch 206", "list", "watch 206"}) {
 			t.Errorf("requests %v", got)
 		}
-		time.Sleep(kubeWatchFor + kubeGrace + listAgain)
+		time.Sleep(watchLasts + listAgain)
 		if got := names(); !slices.Equal(got, []string{}) {
 			t.Errorf("engines after the end: %v", got)
 		}
@@ -270,62 +273,6 @@ func TestWatchEndsAtOnce(t *testing.T) {
 	})
 }
 
-// Inside a cluster, the pod's environment and service account contain the configuration.
-// After a renewal of the token, the next request uses the new token.
-func TestKubernetesInCluster(t *testing.T) {
-	var got []string // protocol and token of each request
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		got = append(got, r.Proto+" "+r.Header.Get("Authorization"))
-		if len(got) == 3 {
-			http.Redirect(w, r, "/elsewhere", http.StatusFound)
-			return
-		}
-		_, _ = io.WriteString(w, `{"metadata":{"resourceVersion":"1"}}`)
-	}))
-	server.EnableHTTP2 = true
-	server.StartTLS()
-	defer server.Close()
-	account := t.TempDir()
-	put := func(name, text string) {
-		t.Helper()
-		if err := os.WriteFile(filepath.Join(account, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	put("token", "first\n")
-	put("namespace", "llm\n")
-	put("ca.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
-	host, port, err := net.SplitHostPort(server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	env := map[string]string{"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
-	api, err := newKubeAPI(config.DiscoveryKubernetes{}, account, func(name string) string { return env[name] })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if api.namespace != "llm" {
-		t.Errorf("the namespace is %q", api.namespace)
-	}
-	defer api.client.CloseIdleConnections()
-	for _, token := range []string{"first", "second"} {
-		put("token", token)
-		if _, err := api.list(t.Context(), "/x", ""); err != nil {
-			t.Error(err)
-		}
-	}
-	if _, err := api.list(t.Context(), "/x", ""); err == nil || !strings.Contains(err.Error(), "status 302") {
-		t.Errorf("sent elsewhere: %v", err)
-	}
-	put("token", "")
-	if _, err := api.list(t.Context(), "/x", ""); err == nil {
-		t.Error("a request was sent without a token")
-	}
-	if want := []string{"HTTP/2.0 Bearer first", "HTTP/2.0 Bearer second", "HTTP/2.0 Bearer second"}; !slices.Equal(got, want) {
-		t.Errorf("got %q", got)
-	}
-}
-
 func TestKubernetesFiles(t *testing.T) {
 	dir := t.TempDir()
 	broken := filepath.Join(dir, "broken")
@@ -357,7 +304,7 @@ func TestKubernetesNamespaces(t *testing.T) {
 	}}, nil)
 	var got []string
 	for _, w := range s.watches {
-		got = append(got, w.path+" "+w.selector)
+		got = append(got, w.Paths[0]+" "+w.Labels)
 	}
 	want := []string{
 		"/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices kubernetes.io/service-name=a", "/api/v1/namespaces/llm/pods app in (a,b)",
@@ -369,27 +316,6 @@ func TestKubernetesNamespaces(t *testing.T) {
 	}
 }
 
-func FuzzKubeWatch(f *testing.F) {
-	f.Add(recorded(f, "watch.jsonl"))
-	f.Add(recorded(f, "gone.jsonl"))
-	f.Add(`{"type":"ADDED","object":{"metadata":{"resourceVersion":"1"},"endpoints":[{"addresses":["[::1"]}],"ports":[{"port":-1}]}}`)
-	f.Fuzz(func(t *testing.T, text string) {
-		api := &kubeAPI{base: "http://127.0.0.1:1", client: &http.Client{Transport: &kubeWire{watchs: []func() (int, io.Reader){says(200, text)}}}}
-		u := &url.URL{Scheme: "http", Host: "p.llm"}
-		w := &kubeWatch{api: api, objects: map[string]*kubeObject{}, changed: func() {}}
-		p := kubePattern{engine: patternAt(u.String()), url: u}
-		k, pool := &kubeService{kubePattern: p, slices: w}, &kubePool{kubePattern: p, name: "p", namespace: "llm", pools: w, pods: w}
-		_ = api.watch(t.Context(), "/x", "", "1", w.take)
-		check := func(e config.Engine, err error) {
-			if err == nil && e.Check() != nil {
-				t.Errorf("got an unexpected engine: %+v", e)
-			}
-		}
-		k.engines(check)
-		pool.engines(check)
-	})
-}
-
 // FuzzKubeList: for any listing of a server, the resulting engines are valid.
 func FuzzKubeList(f *testing.F) {
 	f.Add(recorded(f, "list.json"))
@@ -397,13 +323,13 @@ func FuzzKubeList(f *testing.F) {
 	f.Add(`{"metadata":{},"items":null}`)
 	f.Add(`{"metadata":{"resourceVersion":"1"},"items":[` + strings.Replace(poolOf(poolLabels, poolPort), `"vllm"`, `"p"`, 1) + `,` + runningPod("a", "10.0.0.5", poolLabels, "True", "") + `]}`)
 	f.Fuzz(func(t *testing.T, text string) {
-		api := &kubeAPI{base: "http://127.0.0.1:1", client: &http.Client{Transport: &kubeWire{lists: []func() (int, io.Reader){says(200, text)}}}}
 		u := &url.URL{Scheme: "http", Host: "p.llm"}
-		w := &kubeWatch{api: api, changed: func() {}}
+		wire := &kubeWire{lists: []func() (int, io.Reader){says(200, text)}}
+		w := kube.NewWatch(kube.Over(wire), kube.Selected{Paths: []string{"/x"}}, func(error) {}, func() {})
 		p := kubePattern{engine: patternAt(u.String()), url: u}
 		k, pool := &kubeService{kubePattern: p, slices: w}, &kubePool{kubePattern: p, name: "p", namespace: "llm", pools: w, pods: w}
-		err := w.list(t.Context())
-		if _, listed := w.now(); listed == (err != nil) {
+		err := w.List(t.Context())
+		if _, listed := w.Now(); listed == (err != nil) {
 			t.Errorf("listed: %v, though the error is %v", listed, err)
 		}
 		check := func(e config.Engine, err error) {
