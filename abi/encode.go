@@ -204,7 +204,7 @@ func begin(dst []byte, hook Hook, h *Header, facts, total int) writer {
 	if h.Extended {
 		version = 2
 		switch hook {
-		case HookMint, HookRetain:
+		case HookMint, HookRetain, HookEvict:
 		case HookPlace:
 			facts += moreSize + h.added()
 		default:
@@ -262,6 +262,7 @@ func (w *writer) added(identity, traits int, h *Header, r *RequestFacts) {
 		put64(w.facts, traits+traitsSalt, r.Salt)
 		put64(w.facts, traits+traitsRemaining, uint64(r.Remaining))
 		put32(w.facts, traits+traitsFlags, r.Traits.flags())
+		put32(w.facts, traits+traitsTokenMicros, r.TokenMicros)
 		w.text(traits+traitsAdapter, r.Adapter)
 	}
 }

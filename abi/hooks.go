@@ -12,13 +12,14 @@ const (
 	HookLeg
 	HookFinish
 	HookRetain
+	HookEvict
 
 	// LastHook is the hook with the highest number.
-	LastHook = HookRetain
+	LastHook = HookEvict
 )
 
 // hookNames are the names of the hooks; their exports are prefix + "on_" + name.
-var hookNames = [...]string{"none", "plan", "place", "mint", "leg", "finish", "retain"}
+var hookNames = [...]string{"none", "plan", "place", "mint", "leg", "finish", "retain", "evict"}
 
 // String returns the name of the hook in the list of policies, in metrics and
 // in explain.

@@ -60,9 +60,17 @@ var layouts = map[string]map[string]int{
 	"Retain 2": {
 		"turns": gapsTurns, "back": gapsBack, "p50_ms": gapsP50, "p75_ms": gapsP75, "p90_ms": gapsP90, "p95_ms": gapsP95, "p99_ms": gapsP99, "end": gapsSize,
 	},
+	"Evict 1": {
+		"flags": evictFlags, "priority": evictPriority, "class": evictClass, "tenant": evictTenant, "prompt_tokens": evictPromptTokens,
+		"remaining_ms": evictRemaining, "running": evictRunning, "end": evictSize,
+	},
+	"Evict 2": {
+		"priority": runningPriority, "class": runningClass, "tenant": runningTenant, "phase": runningPhase, "prefill": runningPrefill,
+		"decode": runningDecode, "age_us": runningAge, "prompt_tokens": runningPromptTokens, "sent": runningSent, "end": runningSize,
+	},
 	"Identity 1": {"client": identityClient, "tenant": identityTenant, "class": identityClass, "end": identitySize},
 	"Details 1":  {"details": moreDetails, "predictions": morePredictions, "end": moreSize},
-	"Traits 1":   {"salt": traitsSalt, "remaining_ms": traitsRemaining, "adapter": traitsAdapter, "flags": traitsFlags, "end": traitsSize},
+	"Traits 1":   {"salt": traitsSalt, "remaining_ms": traitsRemaining, "adapter": traitsAdapter, "flags": traitsFlags, "token_limit_us": traitsTokenMicros, "end": traitsSize},
 	"Headers 1":  {"headers": headersTable, "end": headersSize},
 	"Headers 2":  {"value": headerValue, "flags": headerFlags, "end": headerRow},
 	"Predictions 1": {
@@ -196,6 +204,10 @@ func exampleFrames() map[string][]byte {
 		"finish": AppendFinish(nil, h, &FinishFacts{
 			Request: r, Outcome: OutcomeOK, Flow: FlowPrefillFirst, Status: 200, Prefill: 1, Decode: 2, ID: 0x1007b010803, Attempts: 2,
 			Placed: 150, FirstByte: 250_000, Total: 900_000, PromptTokens: 100, CachedTokens: 64, OutputTokens: 16,
+		}),
+		"evict": AppendEvict(nil, h, &EvictFacts{
+			Priority: 10, Class: 1, PromptTokens: 100, Remaining: 5000,
+			Running: []Evictable{{Priority: -1, Class: 2, Phase: Decode, Prefill: 1, Decode: 2, AgeMicros: 250_000, PromptTokens: 2048, Sent: 16}},
 		}),
 		"retain": AppendRetain(nil, h, &RetainFacts{
 			ToolCall: true, MostMillis: 450_000, Tokens: 2048, Usage: 0.5,

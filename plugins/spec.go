@@ -27,8 +27,9 @@ type Config struct {
 	Place string
 	Mint  string
 
-	// Retain has no needs: its frame is the same for all policies.
-	Retain string
+	// Retain and Evict have no needs: their frames are the same for all policies. Evict is "" if no
+	// policy ends running requests.
+	Retain, Evict string
 
 	Native  bool          // run built-in policies compiled in, not as WebAssembly
 	Natives Natives       // the compiled-in policies, with their parameters
@@ -88,6 +89,7 @@ type Natives struct {
 	Needs func(name string) abi.Needs // the needs of a policy
 
 	Retain func(name string) (func(*abi.RetainFacts) abi.RetainDecision, bool)
+	Evict  func(name string) (func(*abi.EvictFacts) int32, bool)
 }
 
 // Error names the part of a Config that cannot be used.

@@ -64,6 +64,7 @@ var (
 	legs     policies[func(*abi.LegFacts, *abi.Edits) abi.LegDecision]
 	finishes policies[func(*abi.FinishFacts)]
 	retains  policies[func(*abi.RetainFacts) abi.RetainDecision]
+	evicts   policies[func(*abi.EvictFacts) int32]
 	needs    abi.Needs
 	headers  []string
 	config   string
@@ -112,6 +113,11 @@ func Finish(name string, policy func(*abi.FinishFacts), needs ...abi.Needs) {
 // Retain registers a retain policy.
 func Retain(name string, policy func(*abi.RetainFacts) abi.RetainDecision, needs ...abi.Needs) {
 	retains.add(name, policy, needs)
+}
+
+// Evict registers an evict policy. It returns a row of Running, or abi.EvictNone.
+func Evict(name string, policy func(*abi.EvictFacts) int32, needs ...abi.Needs) {
+	evicts.add(name, policy, needs)
 }
 
 // Need requests additional facts for all policies of the module.
@@ -182,6 +188,8 @@ func listed(h abi.Hook) ([]string, []abi.Needs) {
 		return legs.names, legs.needs
 	case abi.HookRetain:
 		return retains.names, retains.needs
+	case abi.HookEvict:
+		return evicts.names, evicts.needs
 	}
 	return finishes.names, finishes.needs
 }

@@ -12,10 +12,11 @@ var (
 	legEdits    abi.Edits
 	finishFacts abi.FinishFacts
 	retainFacts abi.RetainFacts
+	evictFacts  abi.EvictFacts
 )
 
-// none is the answer of place to a frame that it cannot read: no row. The answer of retain is
-// ^0, which the contract does not define.
+// none is the answer of place to a frame that it cannot read: no row. The answers of retain and
+// evict are ^0, which the contract does not define.
 var none = abi.PlaceDecision{Prefill: -1, Decode: -1}.Pack()
 
 // refuse logs that a frame cannot be decoded or has no policy.
@@ -88,6 +89,14 @@ func onRetain(frame []byte) uint64 {
 		return ^uint64(0)
 	}
 	return retains.funcs[abi.PolicyOf(frame)](&retainFacts).Pack()
+}
+
+func onEvict(frame []byte) uint64 {
+	if !abi.DecodeEvict(frame, &evictFacts) || int(abi.PolicyOf(frame)) >= len(evicts.funcs) {
+		refuse(abi.HookEvict)
+		return ^uint64(0)
+	}
+	return abi.PackEvict(evicts.funcs[abi.PolicyOf(frame)](&evictFacts))
 }
 
 // nameHeaders gives the headers of the frame the names that the module declared.

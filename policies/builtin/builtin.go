@@ -14,6 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/policies/kvaware"
 	"github.com/pdproxy/pdproxy/policies/leastload"
 	"github.com/pdproxy/pdproxy/policies/likely"
+	"github.com/pdproxy/pdproxy/policies/lowestyoungest"
 	"github.com/pdproxy/pdproxy/policies/pairaware"
 	"github.com/pdproxy/pdproxy/policies/param"
 	"github.com/pdproxy/pdproxy/policies/pdauto"
@@ -103,6 +104,11 @@ func (p *Policies) Retains() []Policy[func(*abi.RetainFacts) abi.RetainDecision]
 		{"lease", 0, retain.Lease},
 		{"none", 0, retain.None},
 	}
+}
+
+// Evicts returns the evict policies.
+func (p *Policies) Evicts() []Policy[func(*abi.EvictFacts) int32] {
+	return []Policy[func(*abi.EvictFacts) int32]{{"lowest_youngest", 0, lowestyoungest.Evict}}
 }
 
 // Table returns the parameters of a policy, nil when it has none. A value set
