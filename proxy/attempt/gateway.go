@@ -2,6 +2,7 @@ package attempt
 
 import (
 	"cmp"
+	"context"
 	"io"
 	"net/http"
 	"slices"
@@ -26,12 +27,16 @@ type Gateway interface {
 	// Forward tells the gateway where the request goes. f is valid until Forward returns.
 	// After an error the gateway may have sent the request.
 	Forward(f *Forwarding) error
-	// Head waits for the head of the answer. The caller then begins the client's answer,
-	// and the gateway passes its header lines on.
-	Head() (GatewayHead, error)
+	// Head waits for the head of the answer, until ctx ends. The caller then begins the client's
+	// answer, and the gateway passes its header lines on. If ctx ends before the head, the gateway sends
+	// the caller's answer instead.
+	Head(ctx context.Context) (GatewayHead, error)
 	// Next returns the next bytes of the answer's body, which are valid until the next
 	// call, and io.EOF after the last ones. The client gets them before Next returns.
-	Next() ([]byte, error)
+	Next(ctx context.Context) ([]byte, error)
+	// Stop ends the answer, which has begun, before its end: with a last event if the gateway shows
+	// bodies and event is not empty, otherwise by a cut of the client's connection.
+	Stop(event []byte)
 }
 
 // Forwarding is what the gateway sends.
@@ -81,7 +86,7 @@ func (a *attempt) observe() error {
 	}
 	a.decodeSent = true
 	a.releaseRequest()
-	head, err := g.Head()
+	head, err := g.Head(env.Context)
 	if err != nil {
 		return a.legEnded(env.Context, l, err)
 	}
@@ -227,7 +232,7 @@ func (o *observation) run() error {
 		defer o.a.env.Journal.Finished(&o.events)
 	}
 	for {
-		chunk, err := o.g.Next()
+		chunk, err := o.g.Next(o.a.env.Context)
 		if len(chunk) > 0 {
 			o.read(chunk)
 		}
@@ -236,6 +241,9 @@ func (o *observation) run() error {
 		case err == io.EOF, o.events.Done && !o.events.MidEvent():
 			o.ended()
 			return nil
+		case o.a.env.evicted():
+			o.stop()
+			return o.a.legEnded(o.a.env.Context, o.l, err)
 		case o.unknown:
 			return err
 		default: // the client has left, or the engine; the gateway does not say who
@@ -243,6 +251,18 @@ func (o *observation) run() error {
 			return o.a.legEnded(o.a.env.Context, o.l, err)
 		}
 	}
+}
+
+// stop ends the client's answer, because the proxy has ended the request for one of a higher class.
+func (o *observation) stop() {
+	env := o.a.env
+	env.Journal.Outcome = telemetry.OutcomeBroken
+	env.Journal.Broken(openai.CodeEvicted.String(), nil)
+	var event []byte
+	if o.stream() && o.events.Held() == 0 && !o.events.MidEvent() { // the client has every byte
+		event = env.Request.API.AppendErrorEvent(nil, env.Stopped(), o.events.NextSequence())
+	}
+	o.g.Stop(event)
 }
 
 // ok reports whether the engine has answered the request.
@@ -265,6 +285,9 @@ func (o *observation) read(chunk []byte) {
 	}
 	held := o.events.Held()
 	o.events.Feed(chunk)
+	if env.Sent != nil {
+		env.Sent.Store(o.events.Events)
+	}
 	if n := o.events.Held(); n > held {
 		_ = env.Client.Reserve(n - held) // the bytes are in memory already; without room the next request waits
 	}

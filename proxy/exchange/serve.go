@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"errors"
+	"math"
 	"net/http"
 	"strings"
 
@@ -156,7 +157,7 @@ func (x *exchange) scan() error {
 func (x *exchange) describe() error {
 	e, ask, route := &x.env, &x.placing.ask, &x.placing.route
 	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType, e.Key == "", e.Config.Server.TrustPDFields)
-	if l := &e.Config.Limits; l.PriorityHeader != "" || l.DeadlineHeader != "" || l.FairnessHeader != "" {
+	if l := &e.Config.Limits; l.PriorityHeader != "" || l.DeadlineHeader != "" || l.TokenTimeHeader != "" || l.FairnessHeader != "" {
 		x.withoutQueueLines()
 	}
 	if route.Restricted && route.Sidecar() != nil {
@@ -208,6 +209,7 @@ func (x *exchange) describeForPolicies(needs abi.Needs) error {
 	}
 	if needs&abi.NeedTraits != 0 {
 		r.Traits = prompt.Traits(&x.req)
+		r.TokenMicros = uint32(min(x.journal.TokenTime.Microseconds(), math.MaxUint32))
 	}
 	if needs&abi.NeedHeaders != 0 {
 		r.Headers = declared(x.client.Header(), x.run.Coordinator.Headers())
@@ -244,6 +246,10 @@ func (x *exchange) answer(err error) {
 		x.journal.Status = 499
 		x.client.Cut() // a normal return would send an empty 200, or a stream that looks complete
 		return
+	}
+	if e := x.evicted(); e != nil {
+		x.noteEviction(e)
+		err = e // the legs may have failed in other ways
 	}
 	if x.client.Begun() {
 		if x.stream != nil && x.stream.end != nil {
