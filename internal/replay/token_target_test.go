@@ -37,7 +37,7 @@ func TestTokenTarget(t *testing.T) {
 			cfg.Model.ITLMillis = 0.95 * off.ITLP50
 			lab = newLab(t, cfg, trace)
 			off, on := lab.Run("off", sloAware(t, 1e6)), lab.Run("on", sloAware(t, cfg.Model.ITLMillis/1000))
-			if on.GoodRatio < 1.2*off.GoodRatio {
+			if on.GoodRatio < 1.1*off.GoodRatio {
 				t.Errorf("%s, load %.1f, limit %.1f ms: %.4f good requests with the target, %.4f without", name, load, cfg.Model.ITLMillis, on.GoodRatio, off.GoodRatio)
 			}
 		}

@@ -184,7 +184,7 @@ func (p *Params) tokenTime(r *abi.RequestFacts) float64 {
 
 // lost is the number of expected errors by which a row must miss the target for tokens, so that its
 // streams count as lost. With less, the policy gives up rows whose work soon falls again: on a trace
-// with short answers (azure_code) it then had up to 7 % fewer good requests than without the rule.
+// with short answers (azure_code) the rule then costs up to 7 points of good requests.
 const lost = 3
 
 // stream returns the row for the stream: usual, or if usual misses the target for tokens, the row of
