@@ -209,6 +209,7 @@ func TestEvictPlaceGoesUp(t *testing.T) {
 		b3 := v.start("b3", promoted, nil)
 		u1 := v.start("u1", urgent, nil)
 		u1.end(context.Canceled) // b2 ends for nobody now
+		synctest.Wait()
 		u2 := v.start("u2", urgent, nil)
 		if len(v.asked) != 1 {
 			t.Errorf("the policy was asked %d times: b2 ends already", len(v.asked))
