@@ -13,7 +13,7 @@ import (
 var bindings = []struct{ name, layout string }{
 	{"header", "Header 1"}, {"request", "Request 1"}, {"plan", "Plan 1"}, {"place", "Place 1"}, {"candidate", "Place 2"},
 	{"pair", "Place 3"}, {"mint", "Mint 1"}, {"leg", "Leg 1"}, {"edit", "Leg 2"}, {"finish", "Finish 1"},
-	{"gaps", "Retain 2"}, {"retain", "Retain 1"},
+	{"gaps", "Retain 2"}, {"retain", "Retain 1"}, {"evict", "Evict 1"}, {"evictable", "Evict 2"},
 	{"identity", "Identity 1"}, {"more", "Details 1"}, {"detail", "Details 2"}, {"prediction", "Predictions 1"}, {"traits", "Traits 1"},
 	{"headers", "Headers 1"}, {"declared", "Headers 2"},
 	{"score", "Score 1"}, {"asked", "Score 2"}, {"row_score", "Score 3"},
@@ -28,7 +28,7 @@ var constants = []struct {
 	{"need_prompt", uint64(NeedPrompt)}, {"need_blocks", uint64(NeedBlocks)}, {"need_conversation", uint64(NeedConversation)},
 	{"need_ranks", uint64(NeedRanks)}, {"need_pairs", uint64(NeedPairs)}, {"need_details", uint64(NeedDetails)}, {"need_identity", uint64(NeedIdentity)}, {"need_predictions", uint64(NeedPredictions)}, {"need_traits", uint64(NeedTraits)}, {"need_headers", uint64(NeedHeaders)},
 	{"flag_stream", flagStream}, {"flag_pair_broken", flagPairBroken}, {"flag_adapters", flagAdapters},
-	{"flag_tool_call", flagToolCall}, {"flag_tools", flagTools}, {"flag_images", flagImages}, {"flag_audio", flagAudio}, {"flag_present", flagPresent}, {"flag_cut", flagCut},
+	{"flag_tool_call", flagToolCall}, {"flag_saturated", flagSaturated}, {"flag_tools", flagTools}, {"flag_images", flagImages}, {"flag_audio", flagAudio}, {"flag_present", flagPresent}, {"flag_cut", flagCut},
 	{"role_prefill", uint64(RolePrefill)}, {"role_decode", uint64(RoleDecode)},
 	{"flow_aggregated", uint64(FlowAggregated)}, {"flow_prefill_first", uint64(FlowPrefillFirst)},
 	{"flow_concurrent", uint64(FlowConcurrent)}, {"flow_decode_first", uint64(FlowDecodeFirst)},

@@ -189,7 +189,7 @@ func factsOf(b []byte, hook Hook, atLeast int) (facts []byte, ok bool) {
 		if word != Magic|2<<32|uint64(hook)<<48 {
 			return nil, false
 		}
-		if hook != HookMint && hook != HookRetain && hook != HookScore {
+		if hook != HookMint && hook != HookRetain && hook != HookScore && hook != HookEvict {
 			atLeast += identitySize
 		}
 		if hook == HookPlace {

@@ -217,7 +217,7 @@ func begin(dst []byte, hook Hook, h *Header, facts, total int) writer {
 	if h.Extended || hook == HookScore {
 		version = 2
 		switch hook {
-		case HookMint, HookRetain, HookScore:
+		case HookMint, HookRetain, HookScore, HookEvict:
 		case HookPlace:
 			facts += moreSize + h.added()
 		default:
@@ -275,6 +275,7 @@ func (w *writer) added(identity, traits int, h *Header, r *RequestFacts) {
 		put64(w.facts, traits+traitsSalt, r.Salt)
 		put64(w.facts, traits+traitsRemaining, uint64(r.Remaining))
 		put32(w.facts, traits+traitsFlags, r.Traits.flags())
+		put32(w.facts, traits+traitsTokenMicros, r.TokenMicros)
 		w.text(traits+traitsAdapter, r.Adapter)
 	}
 }

@@ -142,11 +142,12 @@ const (
 	morePredictions = 12 // offset; 0: no table
 
 	// The traits follow all other facts of a frame of version 2, if the policy needs them.
-	traitsSalt      = 0
-	traitsRemaining = 8
-	traitsAdapter   = 16
-	traitsFlags     = 24
-	traitsSize      = 32
+	traitsSalt        = 0
+	traitsRemaining   = 8
+	traitsAdapter     = 16
+	traitsFlags       = 24
+	traitsTokenMicros = 28
+	traitsSize        = 32
 
 	flagTools  = 1 << 0
 	flagImages = 1 << 1

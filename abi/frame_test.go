@@ -51,6 +51,13 @@ func retainFacts() *RetainFacts {
 	}
 }
 
+func evictFacts() *EvictFacts {
+	return &EvictFacts{
+		Saturated: true, Priority: 7, Class: 1, Tenant: 2, PromptTokens: 1 << 33, Remaining: -5,
+		Running: []Evictable{{-3, 4, 5, Decode, 6, 7, 8, 9, 10}, {-1, 1 << 31, 0, PhaseNone, 0, 1, 1 << 40, 3, 4}},
+	}
+}
+
 var header = Header{Policy: 3, Sequence: 41, Random: 42, UnixMilli: 1735689600123, Seed: 7}
 
 // TestFramesKeepTheFacts encodes and decodes the facts of each hook, in a frame
@@ -69,6 +76,7 @@ func TestFramesKeepTheFacts(t *testing.T) {
 	var leg LegFacts
 	var finish FinishFacts
 	var retained RetainFacts
+	var evicts EvictFacts
 	for _, tt := range []struct {
 		hook   Hook
 		facts  any
@@ -83,6 +91,7 @@ func TestFramesKeepTheFacts(t *testing.T) {
 		{HookLeg, legFacts(), legFacts().FrameSize(&Layout{}), func(b []byte) []byte { return AppendLeg(b, &header, legFacts()) }, func(b []byte) bool { return DecodeLeg(b, &leg) }, &leg},
 		{HookFinish, finishFacts(), finishFacts().FrameSize(&Layout{}), func(b []byte) []byte { return AppendFinish(b, &header, finishFacts()) }, func(b []byte) bool { return DecodeFinish(b, &finish) }, &finish},
 		{HookRetain, retainFacts(), RetainFrameSize, func(b []byte) []byte { return AppendRetain(b, &header, retainFacts()) }, func(b []byte) bool { return DecodeRetain(b, &retained) }, &retained},
+		{HookEvict, evictFacts(), evictFacts().FrameSize(), func(b []byte) []byte { return AppendEvict(b, &header, evictFacts()) }, func(b []byte) bool { return DecodeEvict(b, &evicts) }, &evicts},
 	} {
 		t.Run(tt.hook.String(), func(t *testing.T) {
 			frame := tt.append(nil)
@@ -302,6 +311,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(AppendLeg(nil, &header, legFacts()))
 	f.Add(AppendFinish(nil, &header, finishFacts()))
 	f.Add(AppendRetain(nil, &header, retainFacts()))
+	f.Add(AppendEvict(nil, &header, evictFacts()))
 	extended := header
 	extended.Extended = true
 	f.Add(AppendPlace(nil, &extended, detailed(3)))
@@ -328,6 +338,10 @@ func FuzzDecode(f *testing.F) {
 		DecodeFinish(b, &finish)
 		var retained RetainFacts
 		DecodeRetain(b, &retained)
+		var evicts EvictFacts
+		if DecodeEvict(b, &evicts) && len(evicts.Running) > MaxEvictable {
+			t.Errorf("a frame with %d rows is accepted", len(evicts.Running))
+		}
 		var leg, again LegFacts
 		if DecodeLeg(b, &leg) {
 			h.Headers = nil
@@ -401,4 +415,36 @@ func TestRetainDecision(t *testing.T) {
 	if _, ok := UnpackRetain(1 << 48); ok {
 		t.Error("an undefined bit is accepted")
 	}
+}
+
+// TestEvictAnswer: only a row of the frame, or none, is an answer.
+func TestEvictAnswer(t *testing.T) {
+	f := evictFacts()
+	for row := int32(EvictNone); row < 2; row++ {
+		if got, ok := UnpackEvict(PackEvict(row), f); got != row || !ok {
+			t.Errorf("UnpackEvict(PackEvict(%d)) = %d, %v", row, got, ok)
+		}
+	}
+	for _, v := range []uint64{3, 1 << 32, ^uint64(0)} {
+		if row, ok := UnpackEvict(v, f); ok || row != EvictNone {
+			t.Errorf("UnpackEvict(%#x) = %d, %v", v, row, ok)
+		}
+	}
+}
+
+// FuzzEvictAnswer: each answer of a guest is a row of the frame, none, or refused.
+func FuzzEvictAnswer(f *testing.F) {
+	f.Add(uint64(0), 1)
+	f.Add(uint64(2), 1)
+	f.Add(^uint64(0), 32)
+	f.Fuzz(func(t *testing.T, v uint64, rows int) {
+		facts := &EvictFacts{Running: make([]Evictable, min(max(rows, 0), MaxEvictable))}
+		row, ok := UnpackEvict(v, facts)
+		switch {
+		case row < EvictNone || int(row) >= len(facts.Running):
+			t.Errorf("%#x is row %d of %d", v, row, len(facts.Running))
+		case ok && PackEvict(row) != v, !ok && row != EvictNone:
+			t.Errorf("%#x is row %d, %v", v, row, ok)
+		}
+	})
 }

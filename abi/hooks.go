@@ -13,13 +13,14 @@ const (
 	HookFinish
 	HookRetain
 	HookScore
+	HookEvict
 
 	// LastHook is the hook with the highest number.
-	LastHook = HookScore
+	LastHook = HookEvict
 )
 
 // hookNames are the names of the hooks; their exports are prefix + "on_" + name.
-var hookNames = [...]string{"none", "plan", "place", "mint", "leg", "finish", "retain", "score"}
+var hookNames = [...]string{"none", "plan", "place", "mint", "leg", "finish", "retain", "score", "evict"}
 
 // String returns the name of the hook in the list of policies, in metrics and
 // in explain.

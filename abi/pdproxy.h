@@ -41,6 +41,7 @@ typedef struct {
 #define PDPROXY_FLAG_PAIR_BROKEN 2ULL
 #define PDPROXY_FLAG_ADAPTERS 4ULL
 #define PDPROXY_FLAG_TOOL_CALL 1ULL
+#define PDPROXY_FLAG_SATURATED 1ULL
 #define PDPROXY_FLAG_TOOLS 1ULL
 #define PDPROXY_FLAG_IMAGES 2ULL
 #define PDPROXY_FLAG_AUDIO 4ULL
@@ -97,7 +98,7 @@ typedef struct {
 typedef struct {
 	uint32_t magic; /* PDF1, 0x31464450 */
 	uint16_t version; /* 1, or 2 if the policy needs a fact of version 2 */
-	uint16_t hook; /* 1 plan, 2 place, 3 mint, 4 leg, 5 finish, 6 retain, 7 score */
+	uint16_t hook; /* 1 plan, 2 place, 3 mint, 4 leg, 5 finish, 6 retain, 7 score, 8 evict */
 	uint32_t header_size; /* 64; the facts begin there */
 	uint32_t total_size; /* of the frame */
 	uint32_t policy; /* index of the policy among those of its hook */
@@ -272,6 +273,31 @@ typedef struct {
 _Static_assert(sizeof(pdproxy_retain) == 120, "pdproxy_retain");
 
 typedef struct {
+	uint32_t flags; /* bit 0: the request waits because the engines of its model are saturated; else all places are taken */
+	int32_t priority; /* of the waiting request */
+	uint32_t class; /* hash of the name of its class, as in Identity */
+	uint32_t tenant; /* the same hash of its tenant or client */
+	int64_t prompt_tokens;
+	int64_t remaining_ms; /* until the deadline of its first token; 0: no deadline */
+	pdproxy_table running; /* the running requests that may end: at most 32, those of the lowest priority first, and of these the ones that got their places last */
+	uint32_t reserved_44;
+} pdproxy_evict;
+_Static_assert(sizeof(pdproxy_evict) == 48, "pdproxy_evict");
+
+typedef struct {
+	int32_t priority;
+	uint32_t class; /* as above */
+	uint32_t tenant;
+	uint32_t phase; /* 0 before the request has an engine, 1 until its answer begins, then 2 */
+	uint32_t prefill; /* instance; 0: none */
+	uint32_t decode; /* instance; 0: none */
+	int64_t age_us; /* since the request got its place */
+	int64_t prompt_tokens;
+	int64_t sent; /* events of the answer that have been sent */
+} pdproxy_evictable;
+_Static_assert(sizeof(pdproxy_evictable) == 48, "pdproxy_evictable");
+
+typedef struct {
 	uint64_t client; /* 64-bit FNV-1a hash of the client's name, never of its key, 1 if the hash is 0; 0: unknown, as without keys */
 	uint32_t tenant; /* 32-bit FNV-1a hash of the tenant's name, 1 if the hash is 0; 0: unknown */
 	uint32_t class; /* the same hash of the name of the priority class; 0: no class is configured */
@@ -323,7 +349,7 @@ typedef struct {
 	int64_t remaining_ms; /* time until the deadline of the request, when the host writes the frame; 0: no deadline; negative: the deadline has passed */
 	pdproxy_text adapter; /* name of the request's LoRA adapter, the first 256 bytes: the adapter that the request names beside its model (lora_path of SGLang, lora_request of TensorRT-LLM). In plan and place also an adapter that the engines serve as a model, as vLLM does */
 	uint32_t flags; /* bit 0: the request offers tools; bit 1: a message has an image; bit 2: a message has audio */
-	uint32_t reserved_28;
+	uint32_t token_limit_us; /* limit of the request for the mean time between two tokens of its answer; 0: no limit */
 } pdproxy_traits;
 _Static_assert(sizeof(pdproxy_traits) == 32, "pdproxy_traits");
 
@@ -434,6 +460,9 @@ static inline void pdproxy_set_score(const pdproxy_score *f, uint32_t i, uint32_
 	to->value = value;
 }
 
+/* pdproxy_evicted is the answer of the evict hook: a row, or -1 for none. */
+static inline int64_t pdproxy_evicted(int32_t row) { return (int64_t)row + 1; }
+
 /* pdproxy_planned is the answer of the plan hook: a decision, the HTTP status of a
  * rejection (0: 503), the limit of the time to first byte in ms (0: as configured). */
 static inline int64_t pdproxy_planned(uint64_t decision, uint16_t status, uint32_t limit_ms) {
@@ -483,6 +512,7 @@ static inline int pdproxy_edit_leg(uint32_t op, const char *name, const char *va
 #define PDPROXY_ON_FINISH PDPROXY_HOOK(finish, void)
 #define PDPROXY_ON_RETAIN PDPROXY_HOOK(retain, int64_t)
 #define PDPROXY_ON_SCORE PDPROXY_HOOK(score, int64_t)
+#define PDPROXY_ON_EVICT PDPROXY_HOOK(evict, int64_t)
 
 /* PDPROXY_NEEDS(PDPROXY_NEED_BLOCKS) asks for additional facts. */
 #define PDPROXY_NEEDS(bits)                                                               \

@@ -39,6 +39,7 @@ pub const FLAG_STREAM: u32 = 1;
 pub const FLAG_PAIR_BROKEN: u32 = 2;
 pub const FLAG_ADAPTERS: u32 = 4;
 pub const FLAG_TOOL_CALL: u32 = 1;
+pub const FLAG_SATURATED: u32 = 1;
 pub const FLAG_TOOLS: u32 = 1;
 pub const FLAG_IMAGES: u32 = 2;
 pub const FLAG_AUDIO: u32 = 4;
@@ -96,7 +97,7 @@ pub const SCORE_DONE: u64 = 1;
 pub struct Header {
     pub magic: u32, // PDF1, 0x31464450
     pub version: u16, // 1, or 2 if the policy needs a fact of version 2
-    pub hook: u16, // 1 plan, 2 place, 3 mint, 4 leg, 5 finish, 6 retain, 7 score
+    pub hook: u16, // 1 plan, 2 place, 3 mint, 4 leg, 5 finish, 6 retain, 7 score, 8 evict
     pub header_size: u32, // 64; the facts begin there
     pub total_size: u32, // of the frame
     pub policy: u32, // index of the policy among those of its hook
@@ -282,6 +283,33 @@ pub struct Retain {
 const _: () = assert!(core::mem::size_of::<Retain>() == 120);
 
 #[repr(C)]
+pub struct Evict {
+    pub flags: u32, // bit 0: the request waits because the engines of its model are saturated; else all places are taken
+    pub priority: i32, // of the waiting request
+    pub class: u32, // hash of the name of its class, as in Identity
+    pub tenant: u32, // the same hash of its tenant or client
+    pub prompt_tokens: i64,
+    pub remaining_ms: i64, // until the deadline of its first token; 0: no deadline
+    pub running: Table, // the running requests that may end: at most 32, those of the lowest priority first, and of these the ones that got their places last
+    pub reserved_44: u32,
+}
+const _: () = assert!(core::mem::size_of::<Evict>() == 48);
+
+#[repr(C)]
+pub struct Evictable {
+    pub priority: i32,
+    pub class: u32, // as above
+    pub tenant: u32,
+    pub phase: u32, // 0 before the request has an engine, 1 until its answer begins, then 2
+    pub prefill: u32, // instance; 0: none
+    pub decode: u32, // instance; 0: none
+    pub age_us: i64, // since the request got its place
+    pub prompt_tokens: i64,
+    pub sent: i64, // events of the answer that have been sent
+}
+const _: () = assert!(core::mem::size_of::<Evictable>() == 48);
+
+#[repr(C)]
 pub struct Identity {
     pub client: u64, // 64-bit FNV-1a hash of the client's name, never of its key, 1 if the hash is 0; 0: unknown, as without keys
     pub tenant: u32, // 32-bit FNV-1a hash of the tenant's name, 1 if the hash is 0; 0: unknown
@@ -338,7 +366,7 @@ pub struct Traits {
     pub remaining_ms: i64, // time until the deadline of the request, when the host writes the frame; 0: no deadline; negative: the deadline has passed
     pub adapter: Text, // name of the request's LoRA adapter, the first 256 bytes: the adapter that the request names beside its model (lora_path of SGLang, lora_request of TensorRT-LLM). In plan and place also an adapter that the engines serve as a model, as vLLM does
     pub flags: u32, // bit 0: the request offers tools; bit 1: a message has an image; bit 2: a message has audio
-    pub reserved_28: u32,
+    pub token_limit_us: u32, // limit of the request for the mean time between two tokens of its answer; 0: no limit
 }
 const _: () = assert!(core::mem::size_of::<Traits>() == 32);
 
@@ -524,6 +552,11 @@ pub fn retained(ms: u32, likelihood: u16) -> u64 {
     ms as u64 | (likelihood as u64) << 32
 }
 
+/// The answer of the evict hook: a row, or -1 for none.
+pub fn evicted(row: i32) -> u64 {
+    (row as i64 + 1) as u64
+}
+
 /// The answer of the plan hook: a decision, the HTTP status of a rejection (0: 503), and
 /// the limit of the time to first byte in ms (0: as configured).
 pub fn planned(decision: u64, status: u16, limit_ms: u32) -> u64 {
@@ -574,6 +607,7 @@ hook!(on_mint, pdproxy_v1_on_mint, Mint, $);
 hook!(on_leg, pdproxy_v1_on_leg, Leg, $);
 hook!(on_retain, pdproxy_v1_on_retain, Retain, $);
 hook!(on_score, pdproxy_v1_on_score, Score, $);
+hook!(on_evict, pdproxy_v1_on_evict, Evict, $);
 
 macro_rules! on_finish {
     ($hook:path) => {

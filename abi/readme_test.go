@@ -64,11 +64,19 @@ var layouts = map[string]map[string]int{
 		"place": 0, "identity": placeSize, "more": placeSize + identitySize, "traits": scoreTraits, "headers": scoreTraits + traitsSize,
 		"phases": scorePhases, "prefill": scorePrefill, "scorers": scoreScorers, "open": scoreOpen, "scores": scoreRows, "end": scoreSize,
 	},
-	"Score 2":    {"scorer": askedIndex, "unit": askedUnit, "end": askedSize},
-	"Score 3":    {"score": scoredScore, "value": scoredValue, "end": scoredSize},
+	"Score 2": {"scorer": askedIndex, "unit": askedUnit, "end": askedSize},
+	"Score 3": {"score": scoredScore, "value": scoredValue, "end": scoredSize},
+	"Evict 1": {
+		"flags": evictFlags, "priority": evictPriority, "class": evictClass, "tenant": evictTenant, "prompt_tokens": evictPromptTokens,
+		"remaining_ms": evictRemaining, "running": evictRunning, "end": evictSize,
+	},
+	"Evict 2": {
+		"priority": runningPriority, "class": runningClass, "tenant": runningTenant, "phase": runningPhase, "prefill": runningPrefill,
+		"decode": runningDecode, "age_us": runningAge, "prompt_tokens": runningPromptTokens, "sent": runningSent, "end": runningSize,
+	},
 	"Identity 1": {"client": identityClient, "tenant": identityTenant, "class": identityClass, "end": identitySize},
 	"Details 1":  {"details": moreDetails, "predictions": morePredictions, "end": moreSize},
-	"Traits 1":   {"salt": traitsSalt, "remaining_ms": traitsRemaining, "adapter": traitsAdapter, "flags": traitsFlags, "end": traitsSize},
+	"Traits 1":   {"salt": traitsSalt, "remaining_ms": traitsRemaining, "adapter": traitsAdapter, "flags": traitsFlags, "token_limit_us": traitsTokenMicros, "end": traitsSize},
 	"Headers 1":  {"headers": headersTable, "end": headersSize},
 	"Headers 2":  {"value": headerValue, "flags": headerFlags, "end": headerRow},
 	"Predictions 1": {
@@ -207,6 +215,10 @@ func exampleFrames() map[string][]byte {
 			PlaceFacts: &PlaceFacts{Request: r, Flow: FlowConcurrent, Fixed: -1, Sequence: h.Sequence, Random: h.Random, Candidates: candidates},
 			Phases:     RoleDecode, Prefill: 0, Open: []bool{false, true, true},
 		}, []uint32{0, 2}),
+		"evict": AppendEvict(nil, h, &EvictFacts{
+			Priority: 10, Class: 1, PromptTokens: 100, Remaining: 5000,
+			Running: []Evictable{{Priority: -1, Class: 2, Phase: Decode, Prefill: 1, Decode: 2, AgeMicros: 250_000, PromptTokens: 2048, Sent: 16}},
+		}),
 		"retain": AppendRetain(nil, h, &RetainFacts{
 			ToolCall: true, MostMillis: 450_000, Tokens: 2048, Usage: 0.5,
 			Tools: Gaps{Turns: 16, Back: 0.75, P50: 250, P75: 500, P90: 1000, P95: 2000, P99: 4000},

@@ -9,6 +9,9 @@ type Traits struct {
 	// Remaining is the time in milliseconds until the request's deadline, when the frame
 	// is written; 0: no deadline; negative: the deadline has passed.
 	Remaining int64
+	// TokenMicros is the limit of the request for the mean time between two tokens of its answer, in
+	// µs; 0: none.
+	TokenMicros uint32
 	// Adapter is the name of the request's LoRA adapter, cut to MaxAdapter bytes: the
 	// adapter that the request selects beside its model, or in the facts of plan and place
 	// also a model that the engines serve as an adapter.
@@ -39,6 +42,7 @@ func (t *Traits) decode(b, facts []byte, at int) (ok bool) {
 	t.Salt = get64(facts, at+traitsSalt)
 	t.Remaining = int64(get64(facts, at+traitsRemaining))
 	flags := get32(facts, at+traitsFlags)
+	t.TokenMicros = get32(facts, at+traitsTokenMicros)
 	t.Tools, t.Images, t.Audio = flags&flagTools != 0, flags&flagImages != 0, flags&flagAudio != 0
 	t.Adapter, ok = textOf(b, facts, at+traitsAdapter)
 	return ok

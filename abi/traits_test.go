@@ -13,7 +13,7 @@ func TestTraits(t *testing.T) {
 	h.Extended = true
 	f := detailed(3)
 	plain := AppendPlace(nil, &h, f)
-	f.Request.Traits = Traits{Salt: 1 << 63, Remaining: -5, Adapter: "sql", Tools: true, Images: true, Audio: true}
+	f.Request.Traits = Traits{Salt: 1 << 63, Remaining: -5, TokenMicros: 1 << 31, Adapter: "sql", Tools: true, Images: true, Audio: true}
 	if !bytes.Equal(AppendPlace(nil, &h, f), plain) {
 		t.Error("traits change a frame without them")
 	}

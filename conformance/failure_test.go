@@ -190,15 +190,7 @@ func (f *fleet) leaveBetweenLegs(path, body string) {
 	ctx, leave := context.WithCancel(context.Background())
 	gone := make(chan answer, 1)
 	go func() { gone <- f.post(ctx, f.url, path, body) }()
-	f.eventually("blocks are held for decode", func() bool {
-		for _, e := range append(f.prefill, f.decode...) { // with some protocols decode already holds the blocks
-			s := e.State()
-			if s.BlocksPinned > 0 || s.RequestsWaiting > 0 || f.connector == enginesim.ConnectorVLLMStore && s.OutputTokens > 0 {
-				return true
-			}
-		}
-		return false
-	})
+	f.eventually("blocks are held for decode", f.heldForDecode)
 	leave()
 	<-gone
 	f.eventually("the proxy has noticed", func() bool { return f.metric("pdproxy_leases_open") == 0 }) // else decode may still answer it
@@ -206,6 +198,17 @@ func (f *fleet) leaveBetweenLegs(path, body string) {
 		d.SetFault("", 0, "")
 	}
 	f.settled()
+}
+
+// heldForDecode reports whether an engine holds blocks, or a request, for decode.
+func (f *fleet) heldForDecode() bool {
+	for _, e := range append(f.prefill, f.decode...) { // with some protocols decode already holds the blocks
+		s := e.State()
+		if s.BlocksPinned > 0 || s.RequestsWaiting > 0 || f.connector == enginesim.ConnectorVLLMStore && s.OutputTokens > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func TestPrefillRefuses(t *testing.T) {

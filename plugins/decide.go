@@ -71,6 +71,23 @@ func (s *Set) Retain(f *abi.RetainFacts) (d abi.RetainDecision, by string, ok bo
 	return ask(s, func(t *table) *retainer { return &t.retain }, (*policy.Policy).Retain, f)
 }
 
+// Evicts reports whether a policy may end running requests.
+func (s *Set) Evicts() bool {
+	t := s.table.Load()
+	return t.evict.wasm != nil || t.evict.native != nil
+}
+
+// Evict calls the evict policy, as Plan does. The row is abi.EvictNone when ok is false.
+func (s *Set) Evict(f *abi.EvictFacts) (row int32, by string, ok bool) {
+	if !s.Evicts() {
+		return abi.EvictNone, policy.Absent, false
+	}
+	if row, by, ok = ask(s, func(t *table) *evictor { return &t.evict }, (*policy.Policy).Evict, f); !ok {
+		row = abi.EvictNone
+	}
+	return row, by, ok
+}
+
 // ask gets a decision of one policy of the table. It repeats the call if the policy's
 // version was replaced in the meantime. in selects the decider of a table. call calls the
 // decider's hook in WebAssembly.

@@ -8,7 +8,7 @@ import (
 // Row describes one policy or filter for operators.
 type Row struct {
 	Name    string // as the configuration has it
-	Phase   string // plan, place, score, mint, leg, finish, retain or filter
+	Phase   string // plan, place, score, mint, leg, finish, retain, evict or filter
 	SHA256  string // of the module; "" for a policy that is compiled in
 	Runtime string // wasm or native
 	State   string // active, canary (takes a share), parked (failed too often) or failed (its new version cannot be used; this one serves)
@@ -37,6 +37,8 @@ func (s *Set) Rows() []Row {
 	rows = t.builtinRow(rows, t.mint.wasm)
 	rows = t.retain.compiledIn.row(rows, abi.HookRetain)
 	rows = t.builtinRow(rows, t.retain.wasm)
+	rows = t.evict.compiledIn.row(rows, abi.HookEvict)
+	rows = t.builtinRow(rows, t.evict.wasm)
 	for _, p := range t.plugins {
 		if p.filter != nil {
 			rows = append(rows, Row{Name: p.spec.Name, Phase: "filter", SHA256: p.digest, Runtime: "wasm", State: p.state(), Summary: p.calls.calls.Summary()})
@@ -90,7 +92,7 @@ func (p *plugin) row(q *policy.Policy) Row {
 // builtinNamed returns the runtime of the built-in policy of that name, if it
 // is used.
 func (t *table) builtinNamed(name string) (isNative, used bool) {
-	native := []*compiledIn{t.place.compiledIn, t.mint.compiledIn, t.retain.compiledIn}
+	native := []*compiledIn{t.place.compiledIn, t.mint.compiledIn, t.retain.compiledIn, t.evict.compiledIn}
 	for i := range t.plan {
 		native = append(native, t.plan[i].compiledIn)
 	}

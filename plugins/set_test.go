@@ -57,11 +57,14 @@ func TestBuiltins(t *testing.T) {
 		if d, by, ok := w.Retain(&abi.RetainFacts{MostMillis: 9}); !ok || by != "likely" || d.Millis != 9 {
 			t.Errorf("retain: %+v, %q, %v", d, by, ok)
 		}
+		if row, by, ok := w.Evict(&abi.EvictFacts{Running: []abi.Evictable{{Priority: -1}, {Priority: -2}}}); !ok || by != "lowest_youngest" || row != 1 {
+			t.Errorf("evict: %d, %q, %v", row, by, ok)
+		}
 		if w.HasLegs() {
 			t.Error("the built-in policies have a leg hook")
 		}
 	}
-	if n := len(w.Rows()); n != 4 {
+	if n := len(w.Rows()); n != 5 {
 		t.Errorf("got %d rows", n)
 	}
 	sha := w.row("auto", "plan").SHA256
@@ -183,6 +186,7 @@ func TestApplyRefuses(t *testing.T) {
 		"unknown mint":     {Config{Plan: []string{"auto"}, Place: "least_load", Mint: "z", Native: true}, "policy.mint", `"z" is neither`},
 		"unknown retain":   {Config{Plan: []string{"auto"}, Place: "least_load", Mint: "snowflake", Retain: "z", Native: true}, "policy.retain", `"z" is neither`},
 		"unknown in wasm":  {Config{Plan: []string{"auto"}, Place: "least_load", Mint: "z", Budget: time.Second}, "policy.mint", `"z" is neither`},
+		"unknown evict":    {Config{Plan: []string{"auto"}, Place: "least_load", Mint: "snowflake", Retain: "likely", Evict: "z", Native: true}, "policy.evict", `"z" is neither`},
 		"several named":    {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n", Mint: "snowflake", Retain: "likely", Native: true}, "policy.place", "n/last, n/first"},
 		"unknown named":    {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n/x", Mint: "snowflake", Retain: "likely", Native: true}, "policy.place", "n/last, n/first"},
 		"hook is absent":   {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n/last", Mint: "n", Native: true}, "policy.mint", "pdproxy_v1_on_mint"},
@@ -202,7 +206,7 @@ func TestApplyRefuses(t *testing.T) {
 			}
 		})
 	}
-	if len(w.Rows()) != 8 { // auto, snowflake, likely and the guest's five
+	if len(w.Rows()) != 9 { // auto, snowflake, likely, lowest_youngest and the guest's five
 		t.Errorf("rows %+v", w.Rows())
 	}
 }
@@ -680,11 +684,12 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 	w.config.Native = false
 	w.apply()
 	plan, place, mint, retain := &abi.PlanFacts{BothTargets: 1}, policytest.Pair(""), &abi.MintFacts{}, &abi.RetainFacts{}
+	evict := &abi.EvictFacts{Running: make([]abi.Evictable, abi.MaxEvictable)}
 	ctx := t.Context()
-	all := func() { w.Plan(ctx, plan); w.Place(ctx, place); w.Mint(ctx, mint); w.Retain(retain) }
+	all := func() { w.Plan(ctx, plan); w.Place(ctx, place); w.Mint(ctx, mint); w.Retain(retain); w.Evict(evict) }
 	all()
 	if n := testing.AllocsPerRun(200, all); n != 0 {
-		t.Errorf("got %v allocations in four decisions", n)
+		t.Errorf("got %v allocations in five decisions", n)
 	}
 }
 

@@ -29,8 +29,9 @@ type Config struct {
 
 	Scores []ScoreSet // for Place = Scores; the last one matches every request
 
-	// Retain has no needs: its frame is the same for all policies.
-	Retain string
+	// Retain and Evict have no needs: their frames are the same for all policies. Evict is "" if no
+	// policy ends running requests.
+	Retain, Evict string
 
 	Native  bool          // run built-in policies compiled in, not as WebAssembly
 	Natives Natives       // the compiled-in policies, with their parameters
@@ -91,6 +92,7 @@ type Natives struct {
 
 	Retain func(name string) (func(*abi.RetainFacts) abi.RetainDecision, bool)
 	Score  func(builtin string) (NativeScorer, bool) // by Scorer.Builtin
+	Evict  func(name string) (func(*abi.EvictFacts) int32, bool)
 }
 
 // Error names the part of a Config that cannot be used.

@@ -24,6 +24,7 @@ type table struct {
 	scores []scoreSet // empty if place does
 	mint   minter
 	retain retainer
+	evict  evictor          // zero: none
 	legs   []*policy.Policy // in the order of the configuration
 	finish []*policy.Policy
 
@@ -45,6 +46,7 @@ type (
 	minter  = decider[*abi.MintFacts, uint64]
 
 	retainer = decider[*abi.RetainFacts, abi.RetainDecision]
+	evictor  = decider[*abi.EvictFacts, int32]
 )
 
 // decide calls the compiled-in policy.
@@ -144,6 +146,12 @@ func (s *Set) resolveSingle(t *table) (err error) {
 	if t.retain, err = find(s, t, abi.HookRetain, c.Retain, c.Natives.Retain); err != nil {
 		return Errors{{Key: "policy.retain", Err: err}}
 	}
+	if t.evict = (evictor{}); c.Evict == "" {
+		return nil
+	}
+	if t.evict, err = find(s, t, abi.HookEvict, c.Evict, c.Natives.Evict); err != nil {
+		return Errors{{Key: "policy.evict", Err: err}}
+	}
 	return nil
 }
 
@@ -220,7 +228,10 @@ type nativeKey struct {
 // needsBuiltin reports whether the configuration names a policy that no plugin
 // has.
 func (c *Config) needsBuiltin() bool {
-	for _, name := range append([]string{c.Place, c.Mint, c.Retain}, c.Plan...) {
+	for _, name := range append([]string{c.Place, c.Mint, c.Retain, c.Evict}, c.Plan...) {
+		if name == "" {
+			continue
+		}
 		plugin, _, _ := strings.Cut(name, "/")
 		if !slices.ContainsFunc(c.Plugins, func(p Spec) bool { return p.Name == plugin }) {
 			return true

@@ -95,7 +95,7 @@ func newWorld(t testing.TB, specs ...Spec) *world {
 	}
 	w.Set = set
 	w.config = Config{
-		Plugins: specs, Plan: []string{"auto"}, Place: "least_load", Mint: "snowflake", Retain: "likely",
+		Plugins: specs, Plan: []string{"auto"}, Place: "least_load", Mint: "snowflake", Retain: "likely", Evict: "lowest_youngest",
 		Native: true, Budget: time.Minute,
 		Natives: Natives{
 			Plan: func(name string) (func(*abi.PlanFacts) abi.PlanDecision, bool) {
@@ -108,6 +108,10 @@ func newWorld(t testing.TB, specs ...Spec) *world {
 			},
 			Mint: func(name string) (func(*abi.MintFacts) uint64, bool) {
 				f, ok := policies.Mint(name)
+				return f, ok
+			},
+			Evict: func(name string) (func(*abi.EvictFacts) int32, bool) {
+				f, ok := policies.Evict(name)
 				return f, ok
 			},
 			Retain: func(name string) (func(*abi.RetainFacts) abi.RetainDecision, bool) {

@@ -28,6 +28,9 @@ type Minter func(*abi.MintFacts) uint64
 // Retainer is a retain policy.
 type Retainer func(*abi.RetainFacts) abi.RetainDecision
 
+// Evictor is an evict policy.
+type Evictor func(*abi.EvictFacts) int32
+
 // Params are the configured parameters by policy and name, as in the tables
 // [policy.params.NAME] of the configuration. A parameter that is absent keeps
 // its default.
@@ -100,8 +103,14 @@ func (s *Set) Retain(name string) (Retainer, bool) {
 	return p.Decide, ok
 }
 
-// Plan returns the plan policy of that name with default parameters. Place, Mint
-// and Retain do the same for their hooks.
+// Evict returns the evict policy of that name in the configuration.
+func (s *Set) Evict(name string) (Evictor, bool) {
+	p, ok := find(s.all.Evicts(), name)
+	return p.Decide, ok
+}
+
+// Plan returns the plan policy of that name with default parameters. Place, Mint,
+// Retain and Evict do the same for their hooks.
 func Plan(name string) (Planner, bool) { return defaults().Plan(name) }
 
 // Place returns the place policy of that name.
@@ -112,6 +121,9 @@ func Mint(name string) (Minter, bool) { return defaults().Mint(name) }
 
 // Retain returns the retain policy of that name.
 func Retain(name string) (Retainer, bool) { return defaults().Retain(name) }
+
+// Evict returns the evict policy of that name.
+func Evict(name string) (Evictor, bool) { return defaults().Evict(name) }
 
 // Needs returns the needs of the policy of that name with default parameters.
 func Needs(name string) abi.Needs { return defaults().Needs(name) }
@@ -126,7 +138,8 @@ func (s *Set) Needs(name string) abi.Needs {
 	place, _ := find(s.all.Places(), name)
 	mint, _ := find(s.all.Mints(), name)
 	retain, _ := find(s.all.Retains(), name)
-	return plan.Needs | place.Needs | mint.Needs | retain.Needs
+	evict, _ := find(s.all.Evicts(), name)
+	return plan.Needs | place.Needs | mint.Needs | retain.Needs | evict.Needs
 }
 
 // PlanNames lists the names of the plan policies in the configuration, in the
@@ -141,6 +154,9 @@ func MintNames() []string { return names(builtin.New().Mints()) }
 
 // RetainNames lists the names of the retain policies, as PlanNames.
 func RetainNames() []string { return names(builtin.New().Retains()) }
+
+// EvictNames lists the names of the evict policies, as PlanNames.
+func EvictNames() []string { return names(builtin.New().Evicts()) }
 
 // Param describes one parameter of a policy.
 type Param struct {

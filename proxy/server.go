@@ -66,7 +66,9 @@ type Options struct {
 	// the next turns of the fleet. nil: this process stores it.
 	Turns *fleet.Client
 	// Retain is the policy that decides how long KV of turns is retained, in a process that stores it.
-	Retain  turns.Decide
+	Retain turns.Decide
+	// Evict asks the policy that ends running requests for waiting ones; nil: no policy is configured.
+	Evict   admission.Evict
 	Workers admin.Workers // of a coordinator, which also answers operators for them; nil: none
 	// Knowledge is the data of this process about the engines' KV, for operators. Its fields are
 	// nil in a worker.
@@ -158,7 +160,7 @@ func New(cfg *config.Config, keys *admission.Keys, options Options) *Server {
 		Config: s.cfg.Load, Keys: s.keys.Load, Proxies: s.proxies.Load, Sidecar: s.sidecar.Load, Picker: s.picker.Load, Models: s.names.Load, Objectives: func() map[string]admission.Objective { return *s.objectives.Load() },
 		Queue: &s.queue, Waiting: &s.waiting, Bodies: s.bodies, Books: s.books, Recorder: options.Recorder, Budgets: budgets, Metrics: options.Metrics,
 	})
-	s.queue.Saturated = s.saturated
+	s.queue.Saturated, s.queue.Evict = s.saturated, options.Evict
 	s.SetHooks(options.Hooks)
 	s.Reload(cfg, keys)
 	return s

@@ -89,6 +89,12 @@ func exportScore(ptr, size uint32) uint64 {
 	return onScore(frame)
 }
 
+//go:wasmexport pdproxy_v1_on_evict
+func exportEvict(ptr, size uint32) uint64 {
+	frame, _ := frameAt(ptr, size)
+	return onEvict(frame)
+}
+
 // frameAt returns the frame and the free part of the scratch buffer after it;
 // nil for a frame that does not begin at the start of the buffer.
 func frameAt(ptr, size uint32) (frame, room []byte) {

@@ -65,6 +65,7 @@ var (
 	finishes policies[func(*abi.FinishFacts)]
 	retains  policies[func(*abi.RetainFacts) abi.RetainDecision]
 	scorers  policies[func(*abi.ScoreFacts, *abi.Scores)]
+	evicts   policies[func(*abi.EvictFacts) int32]
 	needs    abi.Needs
 	headers  []string
 	config   string
@@ -119,6 +120,11 @@ func Retain(name string, policy func(*abi.RetainFacts) abi.RetainDecision, needs
 // the leg.
 func Score(name string, scorer func(*abi.ScoreFacts, *abi.Scores), needs ...abi.Needs) {
 	scorers.add(name, scorer, needs)
+}
+
+// Evict registers an evict policy. It returns a row of Running, or abi.EvictNone.
+func Evict(name string, policy func(*abi.EvictFacts) int32, needs ...abi.Needs) {
+	evicts.add(name, policy, needs)
 }
 
 // Need requests additional facts for all policies of the module.
@@ -191,6 +197,8 @@ func listed(h abi.Hook) ([]string, []abi.Needs) {
 		return retains.names, retains.needs
 	case abi.HookScore:
 		return scorers.names, scorers.needs
+	case abi.HookEvict:
+		return evicts.names, evicts.needs
 	}
 	return finishes.names, finishes.needs
 }

@@ -14,10 +14,11 @@ var (
 	retainFacts abi.RetainFacts
 	scoreFacts  = abi.ScoreFacts{PlaceFacts: &placeFacts}
 	scoreOut    abi.Scores
+	evictFacts  abi.EvictFacts
 )
 
-// none is the answer of place to a frame that it cannot read: no row. The answer of retain is
-// ^0, which the contract does not define.
+// none is the answer of place to a frame that it cannot read: no row. The answers of retain and
+// evict are ^0, which the contract does not define.
 var none = abi.PlaceDecision{Prefill: -1, Decode: -1}.Pack()
 
 // refuse logs that a frame cannot be decoded or has no policy.
@@ -113,6 +114,14 @@ func onScore(frame []byte) uint64 {
 	}
 	scoreOut.Close(scoreFacts.Open, nil)
 	return abi.ScoreDone
+}
+
+func onEvict(frame []byte) uint64 {
+	if !abi.DecodeEvict(frame, &evictFacts) || int(abi.PolicyOf(frame)) >= len(evicts.funcs) {
+		refuse(abi.HookEvict)
+		return ^uint64(0)
+	}
+	return abi.PackEvict(evicts.funcs[abi.PolicyOf(frame)](&evictFacts))
 }
 
 // nameHeaders gives the headers of the frame the names that the module declared.

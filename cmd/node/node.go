@@ -233,7 +233,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		turns = n.worker.client
 	}
 	n.server = proxy.New(cfg, f.keys, proxy.Options{
-		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Retain: n.plugins.Retain, Workers: workers, Knowledge: n.state(),
+		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Retain: n.plugins.Retain, Evict: n.plugins.Evict, Workers: workers, Knowledge: n.state(),
 		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Filters: n.plugins.Filters(), Tracer: n.tracer, AccessLog: n.access, Tokens: n.tokens, Recorder: exchanges, Budgets: n.budgets(cfg), QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
 	})
 	n.server.SetConnectors(connector.Configured(f.trtllm))

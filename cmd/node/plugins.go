@@ -84,6 +84,10 @@ func Natives(built *policies.Set) plugins.Natives {
 			return f, ok
 		},
 		Score: nativeScorer,
+		Evict: func(name string) (func(*abi.EvictFacts) int32, bool) {
+			f, ok := built.Evict(name)
+			return f, ok
+		},
 		Needs: built.Needs,
 	}
 }
@@ -129,6 +133,9 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 		Native: cfg.Policy.Runtime == "native",
 		Budget: time.Duration(cfg.Timeouts.Policy),
 		Limits: filter.Limits{MaxBody: int64(cfg.Server.MaxBody), ReadTimeout: time.Duration(cfg.Server.ReadTimeout)},
+	}
+	if cfg.Policy.Evict != config.EvictNone {
+		c.Evict = cfg.Policy.Evict
 	}
 	if !slices.Contains(c.Plan, cfg.Policy.Plan) {
 		c.Plan = append(c.Plan, cfg.Policy.Plan)

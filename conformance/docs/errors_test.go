@@ -23,6 +23,7 @@ var actions = map[openai.Code]string{
 	openai.CodeDraining:                   "Send the request again; a load balancer sends it to another proxy.",
 	openai.CodeDuplicateKey:               "Remove one of the keys. `param` names the field.",
 	openai.CodeEmptyArray:                 "Correct the field that `param` names.",
+	openai.CodeEvicted:                    "Wait as `Retry-After` says. See [eviction](../howto/priorities.md#eviction).",
 	openai.CodeFieldNotAllowed:            "Leave the field that `param` names out, or set `server.trust_engine_fields`.",
 	openai.CodeHeadTooLarge:               "Send fewer or shorter header lines. See `server.max_header`.",
 	openai.CodeHeldByPolicy:               "Send the request again later. The plan policy decides when requests wait.",

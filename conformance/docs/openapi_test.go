@@ -167,7 +167,7 @@ var (
 	withBody   = []openai.Code{
 		openai.CodeBodyIncomplete, openai.CodeBodyTimeout, openai.CodeBodyTooLarge, openai.CodeReadingLimit, openai.CodeClientMemoryLimit,
 		openai.CodeBadContentEncoding, openai.CodeUnsupportedContentEncoding, openai.CodeUnsupportedMediaType, openai.CodeOriginNotAllowed, openai.CodeFieldNotAllowed, openai.CodeBadHeader,
-		openai.CodeClientLimit, openai.CodeRateLimitExceeded, openai.CodeTenantLimit, openai.CodeInvalidPriority, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeSaturated, openai.CodeDeadlineExceeded, openai.CodeHeldByPolicy, openai.CodeNoEngineTimeout, openai.CodeInternal,
+		openai.CodeClientLimit, openai.CodeRateLimitExceeded, openai.CodeTenantLimit, openai.CodeInvalidPriority, openai.CodeEvicted, openai.CodeQueueFull, openai.CodeQueueTimeout, openai.CodeSaturated, openai.CodeDeadlineExceeded, openai.CodeHeldByPolicy, openai.CodeNoEngineTimeout, openai.CodeInternal,
 		openai.CodeMissingField, openai.CodeModelNotFound, openai.CodeNoTarget, openai.CodeProxyOverloaded, openai.CodeLegFailed, openai.CodeLegTimeout,
 		openai.CodePickerFailed, openai.CodeRejectedByPicker,
 	}

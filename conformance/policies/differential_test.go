@@ -106,7 +106,7 @@ func sameNeeds(t *testing.T, params policies.Params) {
 	for _, hook := range []struct {
 		abi.Hook
 		names []string
-	}{{abi.HookPlan, policies.PlanNames()}, {abi.HookPlace, policies.PlaceNames()}, {abi.HookMint, policies.MintNames()}, {abi.HookRetain, policies.RetainNames()}} {
+	}{{abi.HookPlan, policies.PlanNames()}, {abi.HookPlace, policies.PlaceNames()}, {abi.HookMint, policies.MintNames()}, {abi.HookRetain, policies.RetainNames()}, {abi.HookEvict, policies.EvictNames()}} {
 		for _, name := range hook.names {
 			if n := set.Needs(name); n != 0 {
 				want += fmt.Sprintf("%s %s %d\n", hook, name, n)
@@ -120,7 +120,7 @@ func sameNeeds(t *testing.T, params policies.Params) {
 
 func differential(t *testing.T, g *guest, set *policies.Set, frames int) {
 	for hook, names := range map[abi.Hook][]string{
-		abi.HookPlan: policies.PlanNames(), abi.HookPlace: policies.PlaceNames(), abi.HookMint: policies.MintNames(), abi.HookLeg: nil, abi.HookFinish: nil, abi.HookRetain: policies.RetainNames(),
+		abi.HookPlan: policies.PlanNames(), abi.HookPlace: policies.PlaceNames(), abi.HookMint: policies.MintNames(), abi.HookLeg: nil, abi.HookFinish: nil, abi.HookRetain: policies.RetainNames(), abi.HookEvict: policies.EvictNames(),
 	} {
 		if !slices.Equal(g.names[hook], names) {
 			t.Fatalf("%v policies of the module: %q, of the table: %q", hook, g.names[hook], names)
@@ -135,6 +135,7 @@ func differential(t *testing.T, g *guest, set *policies.Set, frames int) {
 			compareMint(t, g, rnd)
 		case 2:
 			compareRetain(t, g, set, rnd)
+			compareEvict(t, g, set, rnd)
 		default:
 			comparePlace(t, g, set, rnd)
 		}
@@ -200,6 +201,20 @@ func compareRetain(t *testing.T, g *guest, set *policies.Set, rnd *rand.Rand) {
 		want := native(f)
 		if got, ok := abi.UnpackRetain(g.retain(&abi.Header{Policy: uint32(i)}, f)); got != want || !ok {
 			t.Errorf("%s of %+v: %+v as Wasm, %+v compiled in", name, f, got, want)
+		}
+	}
+}
+
+func compareEvict(t *testing.T, g *guest, set *policies.Set, rnd *rand.Rand) {
+	f := &abi.EvictFacts{Saturated: rnd.IntN(2) == 0, Priority: rnd.Int32(), PromptTokens: rnd.Int64N(1 << 20), Remaining: rnd.Int64N(1 << 20)}
+	for range 1 + rnd.IntN(abi.MaxEvictable) {
+		f.Running = append(f.Running, abi.Evictable{Priority: -1 - rnd.Int32N(3), Phase: abi.Phase(rnd.IntN(3)), AgeMicros: rnd.Int64N(100), PromptTokens: rnd.Int64N(1 << 20), Sent: rnd.Int64N(1 << 10)})
+	}
+	for i, name := range policies.EvictNames() {
+		native, _ := set.Evict(name)
+		want := native(f)
+		if got, ok := abi.UnpackEvict(g.evict(&abi.Header{Policy: uint32(i)}, f), f); got != want || !ok {
+			t.Errorf("%s of %+v: %d as Wasm, %d compiled in", name, f, got, want)
 		}
 	}
 }

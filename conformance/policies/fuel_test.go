@@ -32,7 +32,7 @@ func TestFuel(t *testing.T) {
 	}
 	f := busy(64)
 	for i, name := range policies.PlaceNames() {
-		h := &abi.Header{Policy: uint32(i), Layout: abi.Layout{Extended: name == "slo_aware"}}
+		h := &abi.Header{Policy: uint32(i), Layout: abi.Layout{Extended: name == "slo_aware", Traits: name == "slo_aware"}}
 		fuel(fmt.Sprintf("place %s of 64", name), func(n uint64) {
 			f.Sequence, f.Random = n, n*0x9e3779b97f4a7c15
 			g.place(h, f)
@@ -42,6 +42,8 @@ func TestFuel(t *testing.T) {
 	fuel("plan auto", func(uint64) { g.plan(&abi.Header{}, plan) })
 	ended := &abi.RetainFacts{ToolCall: true, MostMillis: 450_000, Tokens: 2048, Usage: 0.5, All: abi.Gaps{Turns: 64, Back: 0.5, P50: 500, P75: 1000, P90: 4000, P95: 8000, P99: 64000}}
 	fuel("retain likely", func(uint64) { g.retain(&abi.Header{}, ended) })
+	running := &abi.EvictFacts{Priority: 1, Running: make([]abi.Evictable, abi.MaxEvictable)}
+	fuel("evict lowest_youngest", func(uint64) { g.evict(&abi.Header{}, running) })
 	fuel("mint snowflake", func(uint64) { g.mint(&abi.Header{}, mint) })
 }
 

@@ -184,6 +184,11 @@ func (g *guest) retain(h *abi.Header, f *abi.RetainFacts) uint64 {
 	return g.call(abi.HookRetain, ptr, abi.AppendRetain(view, h, f))
 }
 
+func (g *guest) evict(h *abi.Header, f *abi.EvictFacts) uint64 {
+	view, ptr := g.scratch()
+	return g.call(abi.HookEvict, ptr, abi.AppendEvict(view, h, f))
+}
+
 // buildGo builds a folder of this module as a guest, with these build tags. With these flags and
 // the cleared environment, the same source gives the same bytes everywhere.
 func buildGo(t testing.TB, folder string, tags ...string) []byte {

@@ -139,6 +139,19 @@ func (p *Policy) Retain(f *abi.RetainFacts) (d abi.RetainDecision, reason string
 	return d, c.end()
 }
 
+// Evict calls the evict hook.
+func (p *Policy) Evict(f *abi.EvictFacts) (row int32, reason string) {
+	var c call
+	if row = abi.EvictNone; c.begin(p, f.FrameSize()) {
+		if answer, ok := c.run(abi.AppendEvict(c.scratch[:0], &c.header, f)); ok {
+			if row, ok = abi.UnpackEvict(uint64(answer), f); !ok {
+				c.reason = Nonsense
+			}
+		}
+	}
+	return row, c.end()
+}
+
 // call is one call of a hook, from taking a VM to returning it.
 type call struct {
 	p       *Policy

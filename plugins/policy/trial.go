@@ -197,6 +197,11 @@ func (p *Policy) tryOn(m *vm) (reason string) {
 				func(a uint64) bool { _, ok := abi.UnpackRetain(a); return ok })
 		}
 	}
+	if p.Hook == abi.HookEvict {
+		f := abi.EvictFacts{PromptTokens: 1000, Running: []abi.Evictable{{Priority: -1, Phase: abi.Decode, Decode: 1, AgeMicros: 1000, Sent: 5}, {Priority: -1, Phase: abi.Prefill, Prefill: 2, Decode: 1}}}
+		ask(f.FrameSize(), func(dst []byte, h *abi.Header) []byte { return abi.AppendEvict(dst, h, &f) },
+			func(a uint64) bool { _, ok := abi.UnpackEvict(a, &f); return ok })
+	}
 	return reason
 }
 

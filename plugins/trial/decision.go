@@ -33,6 +33,10 @@ type retainDecision struct {
 	Likelihood float64 `json:"likelihood"`
 }
 
+type evictDecision struct {
+	Row int32 `json:"row"` // -1: none
+}
+
 type legDecision struct {
 	Leg   string     `json:"leg"`
 	Edits []editJSON `json:"edits,omitempty"`
@@ -72,6 +76,8 @@ func (f *Frame) encode(h *abi.Header) []byte {
 		return abi.AppendRetain(nil, h, f.retain)
 	case abi.HookScore:
 		return f.encodeScore(h)
+	case abi.HookEvict:
+		return abi.AppendEvict(nil, h, f.evict)
 	default:
 		return abi.AppendFinish(nil, h, f.finish)
 	}
@@ -118,6 +124,13 @@ func (f *Frame) decision(answer uint64, scratch []byte, size int, h *abi.Header)
 			return nil, fmt.Errorf("the answer %#x is not a time and a likelihood", answer)
 		}
 		return retainDecision{min(d.Millis, f.retain.MostMillis), math.Round(1000*float64(d.Likelihood)/abi.FullLikelihood) / 1000}, nil
+	}
+	if f.hook == abi.HookEvict {
+		row, ok := abi.UnpackEvict(answer, f.evict)
+		if !ok {
+			return nil, fmt.Errorf("the answer %#x is not a row of %d running requests", answer, len(f.evict.Running))
+		}
+		return evictDecision{row}, nil
 	}
 	return struct{}{}, nil
 }

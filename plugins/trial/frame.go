@@ -21,7 +21,8 @@ type Frame struct {
 	leg    *abi.LegFacts
 	finish *abi.FinishFacts
 	retain *abi.RetainFacts
-	score  *scoreLeg  // with place
+	score  *scoreLeg // with place
+	evict  *abi.EvictFacts
 	http   *httpFrame // of a filter, hook is none
 	names  []string   // of the rows of a place or score frame, "engine/rank"
 }
@@ -76,7 +77,7 @@ func (r *requestJSON) facts() abi.RequestFacts {
 	return f
 }
 
-// request returns the facts of the request; nil: mint and retain frames have none.
+// request returns the facts of the request; nil: mint, retain and evict frames have none.
 func (f *Frame) request() *abi.RequestFacts {
 	switch {
 	case f.plan != nil:
@@ -221,6 +222,29 @@ type gapsJSON struct {
 	P90   float32 `json:"p90_ms"`
 	P95   float32 `json:"p95_ms"`
 	P99   float32 `json:"p99_ms"`
+}
+
+type evictJSON struct {
+	frameHead
+	Saturated    bool          `json:"saturated"`
+	Priority     int32         `json:"priority"`
+	Class        string        `json:"class"`
+	Tenant       string        `json:"tenant"`
+	PromptTokens int64         `json:"prompt_tokens"`
+	Remaining    int64         `json:"remaining_ms"`
+	Running      []runningJSON `json:"running"`
+}
+
+type runningJSON struct {
+	Priority     int32  `json:"priority"`
+	Class        string `json:"class"`
+	Tenant       string `json:"tenant"`
+	Phase        string `json:"phase"`
+	Prefill      uint32 `json:"prefill"`
+	Decode       uint32 `json:"decode"`
+	Age          int64  `json:"age_us"`
+	PromptTokens int64  `json:"prompt_tokens"`
+	Sent         int64  `json:"sent"`
 }
 
 type legJSON struct {

@@ -36,13 +36,14 @@ func TestFrames(t *testing.T) {
 	 "prompt_tokens": 10, "cached_tokens": 11, "output_tokens": 12, "reason": "late"}
 	{"request_id": "r", "flow": "prefill_first", "model": "m2", "outcome": "ok", "candidates": [
 	 {"engine": "p", "rank": 0, "score": null, "facts": {"role": "prefill", "requests": 1, "tokens": 2, "trial": false, "colour": "red"}}]}
-	{"hook": "retain", "tool_call": true, "tokens": 3, "usage": 0.5, "tools": {"turns": 1, "back": 0.5, "p50_ms": 2, "p75_ms": 3, "p90_ms": 4, "p95_ms": 5, "p99_ms": 6}}`
+	{"hook": "retain", "tool_call": true, "tokens": 3, "usage": 0.5, "tools": {"turns": 1, "back": 0.5, "p50_ms": 2, "p75_ms": 3, "p90_ms": 4, "p95_ms": 5, "p99_ms": 6}}
+	{"hook": "evict", "saturated": true, "priority": 7, "class": "a", "tenant": "b", "prompt_tokens": 3, "remaining_ms": 5, "running": [{"priority": -1, "class": "c", "tenant": "d", "phase": "decode", "prefill": 1, "decode": 2, "age_us": 4, "prompt_tokens": 5, "sent": 6}]}`
 	plain := abi.Detail{Weight: 1, Running: -1, Waiting: -1}
 	frames, err := ReadFrames(strings.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(frames) != 7 {
+	if len(frames) != 8 {
 		t.Fatalf("got %d frames", len(frames))
 	}
 	if got, want := frames[0].header(), (abi.Header{Random: 1<<64 - 1, UnixMilli: 5, Seed: 6}); !reflect.DeepEqual(got, want) {
@@ -69,9 +70,11 @@ func TestFrames(t *testing.T) {
 		&abi.PlaceFacts{Request: abi.RequestFacts{MaxTokens: -1, N: 1, Model: "m2"}, Flow: abi.FlowPrefillFirst, Fixed: -1,
 			Candidates: []abi.Candidate{{Instance: 1, Roles: abi.RolePrefill, Requests: 1, Tokens: 2}}, Details: []abi.Detail{plain}},
 		&abi.RetainFacts{ToolCall: true, MostMillis: 450_000, Tokens: 3, Usage: 0.5, Tools: abi.Gaps{Turns: 1, Back: 0.5, P50: 2, P75: 3, P90: 4, P95: 5, P99: 6}},
+		&abi.EvictFacts{Saturated: true, Priority: 7, Class: abi.LabelID("a"), Tenant: abi.LabelID("b"), PromptTokens: 3, Remaining: 5, Running: []abi.Evictable{
+			{Priority: -1, Class: abi.LabelID("c"), Tenant: abi.LabelID("d"), Phase: abi.Decode, Prefill: 1, Decode: 2, AgeMicros: 4, PromptTokens: 5, Sent: 6}}},
 	} {
 		f := frames[i]
-		got := [...]any{nil, f.plan, f.place, f.mint, f.leg, f.finish, f.retain}[f.hook]
+		got := [...]any{nil, f.plan, f.place, f.mint, f.leg, f.finish, f.retain, f.evict}[f.hook]
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("frame %d:\n%+v\nwant\n%+v", i, got, want)
 		}
@@ -102,6 +105,8 @@ func TestBadFrames(t *testing.T) {
 		"http path":       {`{"hook": "http", "request": {"path": " "}}`, "invalid character"},
 		"http status":     {`{"hook": "http", "response": {"status": 99}}`, "response.status"},
 		"http key":        {`{"hook": "http", "flow": "x"}`, "flow"},
+		"nothing runs":    {`{"hook": "evict"}`, "running"},
+		"running phase":   {`{"hook": "evict", "running": [{"phase": "x"}]}`, "running[0].phase"},
 		"unknown outcome": {`{"hook": "finish", "outcome": "x"}`, "outcome"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -59,12 +59,12 @@ func readFrame(text json.RawMessage) (Frame, error) {
 	}
 	hook, ok := abi.ParseHook(head.Hook)
 	if !ok {
-		return Frame{}, fmt.Errorf("hook: %q is not plan, place, mint, leg, finish, retain, score or http", head.Hook)
+		return Frame{}, fmt.Errorf("hook: %q is not plan, place, mint, leg, finish, retain, score, evict or http", head.Hook)
 	}
 	f, err := map[abi.Hook]func(json.RawMessage) (Frame, error){
 		abi.HookPlan: readPlan, abi.HookPlace: readPlace, abi.HookMint: readMint,
 		abi.HookLeg: readLeg, abi.HookFinish: readFinish, abi.HookRetain: readRetain,
-		abi.HookScore: readScore,
+		abi.HookScore: readScore, abi.HookEvict: readEvict,
 	}[hook](text)
 	f.hook = hook
 	return f, err
@@ -209,6 +209,31 @@ func readRetain(text json.RawMessage) (Frame, error) {
 		ToolCall: j.ToolCall, MostMillis: j.Most, Tokens: j.Tokens, Usage: j.Usage,
 		Conversation: abi.Gaps(j.Conversation), Tools: abi.Gaps(j.Tools), All: abi.Gaps(j.All),
 	}}, nil
+}
+
+func readEvict(text json.RawMessage) (Frame, error) {
+	var j evictJSON
+	if err := strictly(text, &j); err != nil {
+		return Frame{}, err
+	}
+	f := Frame{frameHead: j.frameHead, evict: &abi.EvictFacts{
+		Saturated: j.Saturated, Priority: j.Priority, Class: abi.LabelID(j.Class), Tenant: abi.LabelID(j.Tenant),
+		PromptTokens: j.PromptTokens, Remaining: j.Remaining,
+	}}
+	if n := len(j.Running); n < 1 || n > abi.MaxEvictable {
+		return f, fmt.Errorf("running: %d requests, a frame has 1 to %d", n, abi.MaxEvictable)
+	}
+	for i, r := range j.Running {
+		phase, err := phaseNamed(r.Phase)
+		if err != nil {
+			return f, fmt.Errorf("running[%d].%w", i, err)
+		}
+		f.evict.Running = append(f.evict.Running, abi.Evictable{
+			Priority: r.Priority, Class: abi.LabelID(r.Class), Tenant: abi.LabelID(r.Tenant), Phase: phase,
+			Prefill: r.Prefill, Decode: r.Decode, AgeMicros: r.Age, PromptTokens: r.PromptTokens, Sent: r.Sent,
+		})
+	}
+	return f, nil
 }
 
 func readLeg(text json.RawMessage) (Frame, error) {

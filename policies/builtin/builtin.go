@@ -14,6 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/policies/kvaware"
 	"github.com/pdproxy/pdproxy/policies/leastload"
 	"github.com/pdproxy/pdproxy/policies/likely"
+	"github.com/pdproxy/pdproxy/policies/lowestyoungest"
 	"github.com/pdproxy/pdproxy/policies/pairaware"
 	"github.com/pdproxy/pdproxy/policies/param"
 	"github.com/pdproxy/pdproxy/policies/pdauto"
@@ -118,6 +119,11 @@ func (p *Policies) AddScorer(id string) error {
 		p.scorers = append(p.scorers, s)
 	}
 	return err
+}
+
+// Evicts returns the evict policies.
+func (p *Policies) Evicts() []Policy[func(*abi.EvictFacts) int32] {
+	return []Policy[func(*abi.EvictFacts) int32]{{"lowest_youngest", 0, lowestyoungest.Evict}}
 }
 
 // Table returns the parameters of a policy, nil when it has none. A value set

@@ -20,7 +20,7 @@ var folders = map[string]string{
 	"conversation": "conversation", "kv_aware": "kvaware", "pair_aware": "pairaware",
 	"trtllm_kv_cache_aware": "trtllmkv", "trtllm_conversation": "trtllmconversation",
 	"sglang_cache_aware": "sglangcache", "slo_aware": "sloaware", "dynamo_cost": "dynamocost",
-	"snowflake": "snowflake", "likely": "likely", "lease": "retain", "none": "retain",
+	"snowflake": "snowflake", "likely": "likely", "lease": "retain", "none": "retain", "lowest_youngest": "lowestyoungest",
 }
 
 func names() []string {
@@ -36,6 +36,9 @@ func names() []string {
 		names = append(names, p.Name)
 	}
 	for _, p := range all.Retains() {
+		names = append(names, p.Name)
+	}
+	for _, p := range all.Evicts() {
 		names = append(names, p.Name)
 	}
 	return names

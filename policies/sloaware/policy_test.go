@@ -44,10 +44,15 @@ func TestPlace(t *testing.T) {
 		"in time for little additional work beside that of the mean request": {facts(3500*ms, 1500*ms), func(f *abi.PlaceFacts) {
 			f.Candidates[0].BlocksGPU, f.Candidates[1].RecentTokens, f.Candidates[1].RecentRequests = 500, 180_000, 8
 		}, 1, 2},
-		"an unknown time: kv_aware":   {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Predictions[1].Prefill = 0; f.Candidates[0].BlocksGPU = 600 }, 0, 2},
-		"no predictions: kv_aware":    {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Predictions = nil; f.Candidates[0].BlocksGPU = 600 }, 0, 2},
-		"tokens that miss the target": {facts(0), func(f *abi.PlaceFacts) { f.Predictions[1].Token = 90 * ms }, 0, 2},
-		"a fixed prefill":             {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Fixed = 0 }, 0, 2},
+		"an unknown time: kv_aware":          {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Predictions[1].Prefill = 0; f.Candidates[0].BlocksGPU = 600 }, 0, 2},
+		"no predictions: kv_aware":           {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Predictions = nil; f.Candidates[0].BlocksGPU = 600 }, 0, 2},
+		"tokens that miss the target":        {facts(0), func(f *abi.PlaceFacts) { f.Predictions[1].Token = 90 * ms }, 0, 2},
+		"no row meets the target for tokens": {facts(0), func(f *abi.PlaceFacts) { f.Predictions[1].Token, f.Predictions[2].Token = 60*ms, 50*ms }, 0, 1},
+		"the request's limit for tokens":     {facts(0), func(f *abi.PlaceFacts) { f.Request.TokenMicros, f.Predictions[1].Token = 15*ms, 20*ms }, 0, 2},
+		"the request allows slow tokens":     {facts(0), func(f *abi.PlaceFacts) { f.Request.TokenMicros, f.Predictions[1].Token = 100*ms, 90*ms }, 0, 1},
+		"the request's deadline":             {facts(1500*ms, 0), func(f *abi.PlaceFacts) { f.Candidates[0].BlocksGPU, f.Request.Remaining = 600, 2000 }, 1, 2},
+		"the deadline has passed: kv_aware":  {facts(1500*ms, 0), func(f *abi.PlaceFacts) { f.Candidates[0].BlocksGPU, f.Request.Remaining = 600, -5 }, 0, 2},
+		"a fixed prefill":                    {facts(9000*ms, 0), func(f *abi.PlaceFacts) { f.Fixed = 0 }, 0, 2},
 	} {
 		if tt.change != nil {
 			tt.change(tt.f)

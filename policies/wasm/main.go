@@ -27,6 +27,9 @@ func init() {
 	for _, p := range all.Retains() {
 		guest.Retain(p.Name, p.Decide, p.Needs)
 	}
+	for _, p := range all.Evicts() {
+		guest.Evict(p.Name, p.Decide, p.Needs)
+	}
 	guest.OnConfigure(func(text string) bool {
 		err := all.Configure(text)
 		if err != nil {

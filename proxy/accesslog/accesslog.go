@@ -51,9 +51,11 @@ type Entry struct {
 	Decode  string `json:"decode,omitempty"`
 	Outcome string `json:"outcome"`
 	// Status is the HTTP status of the answer; 499 if the client left before it.
-	Status  int `json:"status"`
-	Legs    int `json:"legs"`    // all tries included
-	Retries int `json:"retries"` // legs that were tried again
+	Status int `json:"status"`
+	// ErrorCode is the code of an error that the proxy itself answered; empty otherwise.
+	ErrorCode string `json:"error_code,omitempty"`
+	Legs      int    `json:"legs"`    // all tries included
+	Retries   int    `json:"retries"` // legs that were tried again
 	// BytesIn and BytesOut are the bytes of the bodies, without heads, as they were sent.
 	BytesIn  int64 `json:"bytes_in"`
 	BytesOut int64 `json:"bytes_out"`

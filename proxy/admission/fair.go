@@ -34,6 +34,9 @@ type class struct {
 	busy    int      // tenants with waiting requests
 	active  flowHeap // those with a waiting request whose gate is open
 	now     float64  // tokens per weight of the tenant that was served last
+
+	youngest *Evictable // that got its place last, of the requests that may be ended; nil: none
+	heirs    int        // waiting requests for which a running one ends
 }
 
 // flow is the requests of one tenant within a class.

@@ -50,7 +50,7 @@ func (e *SaturatedError) Unwrap() error { return errSaturated }
 
 // RetrySeconds returns the delay in whole seconds, rounded up, at least 1.
 func (e *SaturatedError) RetrySeconds() int64 {
-	return max(1, int64((e.Delay+time.Second-1)/time.Second))
+	return wholeSeconds(e.Delay)
 }
 
 // after returns the delay of a request. before is the number of requests behind the closed gate that

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -21,6 +22,8 @@ type Queue struct {
 	// Saturated judges the models of claims. It must be set before the first claim with a
 	// model, and not change.
 	Saturated Saturated
+	// Evict asks the policy for claims with Evicts. It must be set before the first of them.
+	Evict Evict
 
 	mu      sync.Mutex
 	running int                     // guarded by mu
@@ -31,18 +34,26 @@ type Queue struct {
 
 	watching bool // a timer will look at the gates; guarded by mu
 	looks    int  // of the timer; guarded by mu
+
+	wanting []*ticket    // for which the evict policy decides next; guarded by mu
+	asking  bool         // a goroutine asks for them; guarded by mu
+	ending  []*Evictable // evicted, and with their places; guarded by mu
 }
 
 // Claim describes a request that wants a place.
 type Claim struct {
-	Client    string               // for limits.per_client
-	Class     config.PriorityClass // Weight must be above 0
-	Tenant    string               // shares the places of the class; "": Client
-	Weight    float64              // of the tenant; 0: 1
-	Tokens    int64                // that the request is expected to use; below 1: 1
-	Model     string               // whose engines may be saturated; "": saturation does not count
-	Sheddable bool                 // the request is refused instead of waiting
-	Gated     func()               // called when the request begins to wait because of saturation; nil: nobody asks
+	Client string               // for limits.per_client
+	Class  config.PriorityClass // Weight must be above 0
+	Tenant string               // shares the places of the class; "": Client
+	Weight float64              // of the tenant; 0: 1
+	Tokens int64                // that the request is expected to use; below 1: 1
+	Model  string               // whose engines may be saturated; "": saturation does not count
+	Prompt int64                // tokens of the prompt, for the evict policy
+	Evicts bool                 // the request may end a running one of a lower class
+	// Evictable is the request while it runs; nil: it cannot be ended for another one.
+	Evictable *Evictable
+	Sheddable bool   // the request is refused instead of waiting
+	Gated     func() // called when the request begins to wait because of saturation; nil: nobody asks
 }
 
 // Place is a place among the running requests. The zero value is no place.
@@ -56,6 +67,10 @@ type Place struct {
 	booked  int64
 	charged bool
 	memory  uint64 // of the order, in which the request is charged
+
+	tenant    string     // of the claim
+	prompt    int64      // of the claim
+	evictable *Evictable // nil: the request cannot be ended for another one
 }
 
 // openRequests counts the open requests of one client.
@@ -67,10 +82,11 @@ type ticket struct {
 	refusal  error // nil: the request may run; set before decided is closed
 	place    Place
 	arrived  time.Time
-	until    time.Time // the end of queue_timeout
-	deadline time.Time // of the first token; zero: none
-	number   uint64    // in order of arrival
-	waits    bool      // in the order of the queue; guarded by mu of the queue
+	until    time.Time  // the end of queue_timeout
+	deadline time.Time  // of the first token; zero: none
+	number   uint64     // in order of arrival
+	waits    bool       // in the order of the queue; guarded by mu of the queue
+	victim   *Evictable // ends for this request; nil: none does; guarded by mu of the queue
 }
 
 // Refusals of Enter. Their codes are the reasons of pdproxy_shed_total.
@@ -95,7 +111,10 @@ func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, err
 			q.look(g)
 		}
 	}
-	p := Place{gate: g, queue: q, client: c.Client, capped: l.PerClient > 0, class: q.order.class(c.Class), booked: max(1, c.Tokens)}
+	p := Place{gate: g, queue: q, client: c.Client, capped: l.PerClient > 0, class: q.order.class(c.Class), booked: max(1, c.Tokens), tenant: cmp.Or(c.Tenant, c.Client), prompt: c.Prompt, evictable: c.Evictable}
+	if r := p.evictable; r != nil {
+		r.model, r.tenant, r.tokens = c.Model, abi.LabelID(p.tenant), c.Prompt
+	}
 	if p.capped {
 		if q.clients == nil {
 			q.clients = make(map[string]openRequests)
@@ -112,14 +131,14 @@ func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, err
 	open := g == nil || !g.closed
 	if open && q.running < l.MaxExchanges && (p.class.MaxShare >= 1 || p.class.mayRun(l.MaxExchanges)) { // then no request of the class and the model waits
 		if q.order.waiting > 0 {
-			p.flow = p.class.flow(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
+			p.flow = p.class.flow(p.tenant, cmp.Or(c.Weight, 1))
 			q.order.serve(&p)
 		}
 		q.run(&p)
 		q.mu.Unlock()
 		return p, nil
 	}
-	p.flow = p.class.flow(cmp.Or(c.Tenant, c.Client), cmp.Or(c.Weight, 1))
+	p.flow = p.class.flow(p.tenant, cmp.Or(c.Weight, 1))
 	if open {
 		c.Gated = nil
 	}
@@ -132,6 +151,9 @@ func (q *Queue) run(p *Place) {
 	p.class.running++
 	if p.gate != nil {
 		p.gate.unsent++
+	}
+	if p.evictable != nil {
+		p.list()
 	}
 }
 
@@ -159,6 +181,9 @@ func (p *Place) Leave(used int64) {
 		p.sent()
 	}
 	p.queue = nil
+	if p.evictable != nil {
+		q.left(p.evictable)
+	}
 	if q.order.waiting > 0 {
 		q.admit()
 	}
@@ -198,6 +223,9 @@ func (q *Queue) wait(ctx context.Context, p Place, c Claim, l config.Limits) (Pl
 		q.order.add(t)
 		q.countWaiting(t, 1)
 		q.watch()
+		if c.Evicts {
+			q.wantEviction(t)
+		}
 	} else {
 		q.order.release(p.gate)
 	}
@@ -274,6 +302,7 @@ func (q *Queue) drop(t *ticket) bool {
 	if !q.order.remove(t) {
 		return false
 	}
+	t.disown()
 	q.order.release(t.place.gate)
 	q.countWaiting(t, -1)
 	return true
@@ -303,15 +332,24 @@ func (q *Queue) admit() {
 		if t == nil {
 			break
 		}
-		q.order.serve(&t.place)
-		q.order.remove(t)
-		t.place.class.since = now
-		q.countWaiting(t, -1)
-		q.run(&t.place)
-		q.look(t.place.gate) // with the request that now comes to the engines
-		close(t.decided)
+		if q.order.keeps(t.place.class, q.limit) {
+			t.place.evictable = nil
+		}
+		q.grant(t, now)
 	}
 	q.rest()
+}
+
+// grant gives t, which waits, its place. The caller holds mu.
+func (q *Queue) grant(t *ticket, now time.Time) {
+	t.disown()
+	q.order.serve(&t.place)
+	q.order.remove(t)
+	t.place.class.since = now
+	q.countWaiting(t, -1)
+	q.run(&t.place)
+	q.look(t.place.gate) // with the request that now comes to the engines
+	close(t.decided)
 }
 
 // Reason returns the reason of pdproxy_shed_total for an error of Enter: "left" if the

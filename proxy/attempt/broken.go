@@ -54,9 +54,6 @@ func (s *streamRelay) noteBroken(f *failure, final bool) {
 	case len(s.withheld) > 0:
 		b.kind, b.err, b.withheld = "error_event", nil, s.withheld
 	}
-	if errors.Is(context.Cause(s.ctx), downstream.ErrDraining) {
-		b.public, b.Final = *downstream.Draining, true
-	}
 	s.a.env.broken = b
 }
 
@@ -74,6 +71,24 @@ type Broken struct {
 	sequence int64        // of the error event in a responses stream
 }
 
+// Stopped returns the error for the client of a request that this proxy has stopped, because it shuts
+// down or because a request of a higher class needs its place; nil: it has not.
+func (env *Env) Stopped() *openai.Error {
+	cause := context.Cause(env.Context)
+	if errors.Is(cause, downstream.ErrDraining) {
+		return downstream.Draining
+	}
+	var e *openai.Error
+	errors.As(cause, &e)
+	return e
+}
+
+// evicted reports whether the proxy has ended the request for one of a higher class.
+func (env *Env) evicted() bool {
+	e := env.Stopped()
+	return e != nil && e.Code == openai.CodeEvicted
+}
+
 // EndBroken ends the client's stream that has broken off. Between two events it sends an error
 // event, which has reason, why no other engine went on; "" for none. If a part of an event has been
 // sent, it cuts the connection.
@@ -85,6 +100,12 @@ func (env *Env) EndBroken(b *Broken, reason string) {
 	}
 	if env.Client.Gone() {
 		return
+	}
+	if e := env.Stopped(); e != nil {
+		b.public, b.withheld = *e, nil
+		if env.evicted() {
+			b.kind, b.err = e.Code.String(), nil // no engine has failed
+		}
 	}
 	env.Journal.Broken(b.kind, b.err)
 	switch {

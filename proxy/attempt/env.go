@@ -47,6 +47,7 @@ type Env struct {
 	WarmUp  bool                  // no client sent the request
 	Gateway Gateway               // sends the request instead of this process; nil: this process sends the legs
 	Kept    *Kept                 // of the stream that answers; nil: nothing is kept
+	Sent    *atomic.Int64         // events of the answer that have been sent, for other goroutines; nil: none reads it
 	// PromptIDs is that of connector.Attempt.
 	PromptIDs []byte
 	// Answering is called before an answer that is no stream is sent, when its usage is

@@ -2,6 +2,7 @@ package attempt
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"strings"
 
@@ -20,15 +21,19 @@ type Gateway interface {
 	// Forward tells the gateway where the request goes. f is valid until Forward returns.
 	// After an error the gateway may have sent the request.
 	Forward(f *Forwarding) error
-	// Head waits for the head of the answer. The caller then begins the client's answer,
-	// and the gateway passes its header lines on.
-	Head() (GatewayHead, error)
+	// Head waits for the head of the answer, until ctx ends. The caller then begins the client's
+	// answer, and the gateway passes its header lines on. If ctx ends before the head, the gateway sends
+	// the caller's answer instead.
+	Head(ctx context.Context) (GatewayHead, error)
 	// Next returns the next bytes of the answer's body, which are valid until the next
 	// call, and io.EOF after the last ones. The client gets them before Next returns.
-	Next() ([]byte, error)
+	Next(ctx context.Context) ([]byte, error)
 	// Used tells the gateway what the answer has cost, after the call of Next that has returned
 	// its last bytes.
 	Used(Used)
+	// Stop ends the answer, which has begun, before its end: with a last event if the gateway shows
+	// bodies and event is not empty, otherwise by a cut of the client's connection.
+	Stop(event []byte)
 }
 
 // Used is the cost of an answer.
@@ -84,7 +89,7 @@ func (a *attempt) observe() error {
 	}
 	a.decodeSent = true
 	a.releaseRequest()
-	head, err := g.Head()
+	head, err := g.Head(env.Context)
 	if err != nil {
 		return a.legEnded(env.Context, l, err)
 	}

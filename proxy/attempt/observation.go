@@ -76,7 +76,7 @@ func (o *observation) run() error {
 		defer o.a.env.Journal.Finished(&o.events)
 	}
 	for {
-		chunk, err := o.g.Next()
+		chunk, err := o.g.Next(o.a.env.Context)
 		if len(chunk) > 0 {
 			o.read(chunk)
 		}
@@ -86,6 +86,9 @@ func (o *observation) run() error {
 			o.ended()
 			o.g.Used(o.used())
 			return nil
+		case o.a.env.evicted():
+			o.stop()
+			return o.a.legEnded(o.a.env.Context, o.l, err)
 		case o.unknown:
 			return err
 		default: // the client has left, or the engine; the gateway does not say who
@@ -118,6 +121,18 @@ func (o *observation) used() Used {
 	return u
 }
 
+// stop ends the client's answer, because the proxy has ended the request for one of a higher class.
+func (o *observation) stop() {
+	env := o.a.env
+	env.Journal.Outcome = telemetry.OutcomeBroken
+	env.Journal.Broken(openai.CodeEvicted.String(), nil)
+	var event []byte
+	if o.stream() && o.events.Held() == 0 && !o.events.MidEvent() { // the client has every byte
+		event = env.Request.API.AppendErrorEvent(nil, env.Stopped(), o.events.NextSequence())
+	}
+	o.g.Stop(event)
+}
+
 // ok reports whether the engine has answered the request.
 func (o *observation) ok() bool { return o.head.Status/100 == 2 }
 
@@ -142,6 +157,9 @@ func (o *observation) read(chunk []byte) {
 	}
 	held := o.events.Held()
 	o.events.Feed(chunk)
+	if env.Sent != nil {
+		env.Sent.Store(o.events.Events)
+	}
 	if n := o.events.Held(); n > held {
 		_ = env.Client.Reserve(n - held) // the bytes are in memory already; without room the next request waits
 	}

@@ -285,6 +285,9 @@ func (s *streamRelay) relay(piece []byte, err error) (more bool) {
 		}
 	case s.events.Events != s.seen:
 		s.seen, s.lastEvent = s.events.Events, s.last
+		if sent := s.a.env.Sent; sent != nil {
+			sent.Store(s.seen)
+		}
 	case s.last.Sub(s.lastEvent) > time.Duration(s.a.env.Config.Timeouts.StreamIdle):
 		s.failed = errNoEvent // an engine that hangs may still send comments
 	}

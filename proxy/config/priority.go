@@ -26,6 +26,9 @@ type PriorityClass struct {
 	// Deadline is the time from the arrival of a request of this class in which its first
 	// token is due, unless the request has limits.deadline_header. Default 0: none.
 	Deadline Duration `toml:"deadline"`
+	// TokenTime is the limit for the mean time between two tokens of an answer to a request of this
+	// class, unless the request has limits.token_time_header. Default 0: none.
+	TokenTime Duration `toml:"token_time"`
 	// Priority is the urgency of the class: a higher value is more urgent. Engines whose
 	// engine.priority is set get it with each request. Without limits.trust_priority a client
 	// may choose only classes that are not more urgent than its own. Default 0.
@@ -111,6 +114,7 @@ func (k *checker) priorities() {
 		}
 		k.atLeast(key("promote_after"), int(p.PromoteAfter), 0)
 		k.atLeast(key("deadline"), int(p.Deadline), 0)
+		k.atLeast(key("token_time"), int(p.TokenTime), 0)
 		k.within(key("priority"), p.Priority, -maxPriority, maxPriority)
 	}
 	if n := len(k.config.PriorityClasses); n > maxClasses {
@@ -123,7 +127,7 @@ func (k *checker) priorities() {
 	}
 	l := k.config.Limits
 	for _, h := range [...]struct{ key, name string }{
-		{"limits.priority_header", l.PriorityHeader}, {"limits.deadline_header", l.DeadlineHeader}, {"limits.fairness_header", l.FairnessHeader},
+		{"limits.priority_header", l.PriorityHeader}, {"limits.deadline_header", l.DeadlineHeader}, {"limits.token_time_header", l.TokenTimeHeader}, {"limits.fairness_header", l.FairnessHeader},
 	} {
 		if h.name != "" && !httpguts.ValidHeaderFieldName(h.name) {
 			k.add(h.key, "must be the name of a header line, found %q", h.name)

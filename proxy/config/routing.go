@@ -21,6 +21,10 @@ type Policy struct {
 	// turn: likely (while the next turn is likely), lease (until the engine's lease ends) or none.
 	// Default "likely".
 	Retain string `toml:"retain"`
+	// Evict decides which running request the proxy ends, so that a waiting request of a higher
+	// [[priority_class]] gets its place: lowest_youngest, or none. Only requests of classes with a
+	// negative priority are ended. Default "none".
+	Evict string `toml:"evict"`
 	// Order lists several plan policies by priority. The first one that does not pass
 	// decides; Plan comes last. Default empty: only Plan.
 	Order []string `toml:"order"`
@@ -137,7 +141,7 @@ type Upstream struct {
 }
 
 func defaultPolicy() Policy {
-	return Policy{Plan: "auto", Place: "least_load", Mint: "snowflake", Retain: "likely", Runtime: "wasm", Params: map[string]map[string]float64{}}
+	return Policy{Plan: "auto", Place: "least_load", Mint: "snowflake", Retain: "likely", Evict: EvictNone, Runtime: "wasm", Params: map[string]map[string]float64{}}
 }
 
 // DefaultPlugin returns a [[plugin]] whose keys are all at their defaults.
@@ -154,7 +158,7 @@ func DefaultPlugin() Plugin {
 	}
 }
 
-// builtinPlans, builtinPlaces, builtinMints and builtinRetains list the built-in names for [policy].
+// builtinPlans, builtinPlaces, builtinMints, builtinRetains and builtinEvicts list the built-in names for [policy].
 func builtinPlans() []string { return []string{"auto", "always", "never", "pd_auto"} }
 
 func builtinPlaces() []string {
@@ -167,6 +171,11 @@ func builtinPlaces() []string {
 func builtinMints() []string { return []string{"snowflake"} }
 
 func builtinRetains() []string { return []string{"likely", "lease", "none"} }
+
+// EvictNone is the value of policy.evict with which no running request is ended.
+const EvictNone = "none"
+
+func builtinEvicts() []string { return []string{EvictNone, "lowest_youngest"} }
 
 // builtinFilters lists the built-in filters for plugin.path.
 func builtinFilters() []string { return []string{"stable_prefix"} }

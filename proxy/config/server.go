@@ -279,6 +279,11 @@ type Limits struct {
 	// still waits for a place or an engine then gets 503. Policies learn the remaining time.
 	// Engines never get the line. Default "": none.
 	DeadlineHeader string `toml:"deadline_header"`
+	// TokenTimeHeader is the header line in which a request names its limit for the mean time between
+	// two tokens of its answer, in milliseconds, such as x-llm-d-slo-tpot-ms. Policies learn the
+	// limit, and pdproxy_token_time_requests_total counts whether it held. Engines never get the line.
+	// Default "": none.
+	TokenTimeHeader string `toml:"token_time_header"`
 	// FairnessHeader is the header line that names the flow of a request, such as
 	// x-llm-d-inference-fairness-id. Flows then share the free places in the place of
 	// addresses. Requests with an API key or a token have the share of their tenant. The

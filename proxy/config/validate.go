@@ -202,6 +202,7 @@ func (k *checker) policy() {
 	k.policyName("policy.place", p.Place, builtinPlaces())
 	k.policyName("policy.mint", p.Mint, builtinMints())
 	k.policyName("policy.retain", p.Retain, builtinRetains())
+	k.policyName("policy.evict", p.Evict, builtinEvicts())
 	for i, name := range p.Order {
 		k.policyName(indexKey("policy.order", i), name, builtinPlans())
 		if slices.Contains(p.Order[:i], name) {

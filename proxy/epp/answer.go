@@ -1,12 +1,14 @@
 package epp
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
 
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	"google.golang.org/grpc/mem"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 )
@@ -24,7 +26,7 @@ func (st *stream) Header() http.Header { return st.reply.header }
 // WriteHeader implements http.ResponseWriter. If the gateway has sent the request, it passes the
 // engine's answer on, with the lines of Header.
 func (st *stream) WriteHeader(status int) {
-	if !st.forwarded {
+	if !st.forwarded || st.unsent {
 		if st.reply.status == 0 {
 			st.reply.status = status
 		}
@@ -42,7 +44,7 @@ func (st *stream) Write(p []byte) (int, error) {
 	if st.reply.status == 0 {
 		st.WriteHeader(http.StatusOK)
 	}
-	if !st.forwarded {
+	if !st.forwarded || st.unsent {
 		st.reply.body = append(st.reply.body, p...)
 	}
 	return len(p), nil
@@ -68,14 +70,15 @@ func (st *stream) sendReply() error {
 }
 
 // Head implements attempt.Gateway.
-func (st *stream) Head() (head attempt.GatewayHead, err error) {
-	m, err := st.next()
+func (st *stream) Head(ctx context.Context) (head attempt.GatewayHead, err error) {
+	m, err := st.next(ctx)
 	for err == nil && m.of == fieldRequestTrailers { // of a buffered request
 		if err = st.send(answerTo(m.of, nil)); err == nil {
-			m, err = st.next()
+			m, err = st.next(ctx)
 		}
 	}
 	if err != nil {
+		st.unsent = ctx.Err() != nil && st.ctx.Err() == nil
 		return head, err
 	}
 	if m.of != fieldResponseHeaders {
@@ -103,14 +106,14 @@ func (st *stream) Head() (head attempt.GatewayHead, err error) {
 }
 
 // Next implements attempt.Gateway.
-func (st *stream) Next() ([]byte, error) {
+func (st *stream) Next(ctx context.Context) ([]byte, error) {
 	st.shown.release()
 	st.shown = nil
 	if st.answerOver {
 		return nil, io.EOF
 	}
-	m, err := st.next()
-	if err != nil && st.responseMode == filter.ProcessingMode_NONE && st.server.running.Err() == nil {
+	m, err := st.next(ctx)
+	if err != nil && ctx.Err() == st.ctx.Err() && st.responseMode == filter.ProcessingMode_NONE && st.server.running.Err() == nil {
 		return nil, io.EOF // the gateway shows no body: its stream ends with the answer
 	}
 	if err != nil {
@@ -142,4 +145,14 @@ func (st *stream) seen(m *incoming) []byte {
 		return st.rpc.next(m)
 	}
 	return m.body
+}
+
+// Stop implements attempt.Gateway.
+func (st *stream) Stop(event []byte) {
+	if st.responseMode != filter.ProcessingMode_FULL_DUPLEX_STREAMED || len(event) == 0 || st.rpc != nil {
+		st.cuts = true
+		return
+	}
+	st.answerOver = true
+	_ = st.keepLast(&outgoing{of: fieldResponseBody, over: true, data: mem.Copy(event, mem.DefaultBufferPool())}) // an error ends the context
 }

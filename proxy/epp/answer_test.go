@@ -49,7 +49,7 @@ func TestEndWithPart(t *testing.T) {
 		text, err := "", error(nil)
 		for err == nil {
 			var p []byte
-			p, err = st.Next()
+			p, err = st.Next(t.Context())
 			text += string(p)
 		}
 		if err != io.EOF || text != c.text || len(r.sent) != len(c.ends)+c.others {
@@ -85,7 +85,7 @@ func TestLastMessage(t *testing.T) {
 			st.messages <- &incoming{of: fieldResponseBody, over: true}
 			cancel()
 		})}
-		if m, err := st.next(); err != nil || !m.over {
+		if m, err := st.next(st.ctx); err != nil || !m.over {
 			t.Fatalf("the last message is lost: %v", err)
 		}
 	}

@@ -54,7 +54,7 @@ func (st *stream) Used(u attempt.Used) {
 // Used. The gateway has the facts before the client has the end of the answer.
 func (st *stream) endAnswer() error {
 	for !st.answerOver {
-		if _, err := st.Next(); err != nil && !st.answerOver {
+		if _, err := st.Next(st.ctx); err != nil && !st.answerOver {
 			return err
 		}
 	}

@@ -40,6 +40,8 @@ type stream struct {
 	forwarded                 bool      // the gateway has the decision
 	headPending               bool      // the gateway waits for the answer to the response's head
 	answerOver                bool      // the end of the response has come
+	unsent                    bool      // the gateway gets the reply of this process although it has the decision
+	cuts                      bool      // the gateway must cut the answer
 	chosen                    string    // the first endpoint of the decision
 	shown                     *incoming // has the last bytes that Next has returned
 	early                     *incoming // has arrived, and the next call of next returns it; nil: none
@@ -142,7 +144,7 @@ func (st *stream) receive() {
 func (st *stream) first() (*incoming, error) {
 	late := time.AfterFunc(st.server.options.HeadTimeout, func() { st.cancel(errLate) })
 	defer late.Stop()
-	m, err := st.next()
+	m, err := st.next(st.ctx)
 	if err != errLate && err != errMemory {
 		err = nil
 	}
@@ -166,15 +168,15 @@ func (st *stream) outOfMemory() bool {
 
 // next is nextMessage, but counts no message without a body. The header of a request stays in
 // memory until the end of the stream.
-func (st *stream) next() (*incoming, error) {
-	m, err := st.nextMessage()
+func (st *stream) next(ctx context.Context) (*incoming, error) {
+	m, err := st.nextMessage(ctx)
 	m.counted()
 	return m, err
 }
 
-// nextMessage waits for the next message. The error is the cause of the context's end, after which the
-// messages that have arrived before it still count.
-func (st *stream) nextMessage() (*incoming, error) {
+// nextMessage waits for the next message. The error is the cause of the end of ctx, which ends
+// with st.ctx at the latest. The messages that have arrived before it still count.
+func (st *stream) nextMessage(ctx context.Context) (*incoming, error) {
 	if m := st.early; m != nil {
 		st.early = nil
 		return m, nil
@@ -187,13 +189,13 @@ func (st *stream) nextMessage() (*incoming, error) {
 	select {
 	case m := <-st.messages:
 		return m, nil
-	case <-st.ctx.Done():
+	case <-ctx.Done():
 	}
 	select {
 	case m := <-st.messages: // it has arrived since the first look
 		return m, nil
 	default:
-		return nil, context.Cause(st.ctx)
+		return nil, context.Cause(ctx)
 	}
 }
 
@@ -336,9 +338,11 @@ func (st *stream) finish() error {
 		return errMemory
 	}
 	switch {
+	case st.cuts:
+		return errCut
 	case st.ctx.Err() != nil:
 		return nil
-	case !st.forwarded:
+	case !st.forwarded || st.unsent:
 		return st.sendReply()
 	case st.tells():
 		_ = st.endAnswer() // an error means that the gateway has left

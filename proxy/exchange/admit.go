@@ -24,7 +24,7 @@ const maxBooked = 1024
 // A client may ask for any number of them; the engine, not the proxy, refuses too many.
 const maxSequences = 8
 
-// maxDeadline bounds the value of limits.deadline_header, in milliseconds.
+// maxDeadline bounds the values of limits.deadline_header and limits.token_time_header, in milliseconds.
 const maxDeadline = 24 * 60 * 60 * 1000
 
 // onlyClass is the class of all requests of a configuration without [[priority_class]].
@@ -46,6 +46,11 @@ func (x *exchange) admit(client, model string) (err error) {
 			return err
 		}
 	}
+	if class.TokenTime > 0 || cfg.Limits.TokenTimeHeader != "" {
+		if x.journal.TokenTime, err = x.limit(cfg.Limits.TokenTimeHeader, class.TokenTime); err != nil {
+			return err
+		}
+	}
 	if classes {
 		own := class // class itself must not move to the heap
 		x.env.Class = &own
@@ -59,6 +64,9 @@ func (x *exchange) admit(client, model string) (err error) {
 		if flow := x.client.Header().Get(header); flow != "" {
 			claim.Tenant = "flow " + flow // no tenant and no address has a space
 		}
+	}
+	if classes {
+		x.mayEvict(&claim)
 	}
 	ctx := x.env.Context
 	if !x.placing.ask.Deadline.IsZero() {
@@ -185,23 +193,31 @@ func (x *exchange) priorityLine() (header, value string) {
 // deadline returns the time at which the first token is due: that of limits.deadline_header, or
 // else that of the request's class. Zero: none.
 func (x *exchange) deadline(class config.PriorityClass) (time.Time, error) {
-	limit := time.Duration(class.Deadline)
-	if header := x.env.Config.Limits.DeadlineHeader; header != "" {
-		if text := x.client.Header().Get(header); text != "" {
-			ms, err := strconv.ParseUint(text, 10, 32)
-			if err != nil || ms < 1 || ms > maxDeadline {
-				return time.Time{}, &openai.Error{
-					Status: 400, Code: openai.CodeBadHeader, Param: header,
-					Message: "the header " + header + " must be a number of milliseconds from 1 to " + strconv.Itoa(maxDeadline),
-				}
-			}
-			limit = time.Duration(ms) * time.Millisecond
-		}
-	}
+	limit, err := x.limit(x.env.Config.Limits.DeadlineHeader, class.Deadline)
 	if limit == 0 {
-		return time.Time{}, nil
+		return time.Time{}, err
 	}
 	return x.journal.Start.Add(limit), nil
+}
+
+// limit returns the limit in the header line of the request, or else the class's. header "": requests
+// have no such line.
+func (x *exchange) limit(header string, class config.Duration) (time.Duration, error) {
+	if header == "" {
+		return time.Duration(class), nil
+	}
+	text := x.client.Header().Get(header)
+	if text == "" {
+		return time.Duration(class), nil
+	}
+	ms, err := strconv.ParseUint(text, 10, 32)
+	if err != nil || ms < 1 || ms > maxDeadline {
+		return 0, &openai.Error{
+			Status: 400, Code: openai.CodeBadHeader, Param: header,
+			Message: "the header " + header + " must be a number of milliseconds from 1 to " + strconv.Itoa(maxDeadline),
+		}
+	}
+	return time.Duration(ms) * time.Millisecond, nil
 }
 
 // untilDeadline returns a context that ends with ctx, and with admission.ErrDeadline at the
@@ -213,12 +229,12 @@ func (x *exchange) untilDeadline(ctx context.Context) (_ context.Context, cancel
 	return context.WithDeadlineCause(ctx, x.placing.ask.Deadline, admission.ErrDeadline)
 }
 
-// withoutQueueLines removes the header lines that name the class, the deadline, the flow and the
+// withoutQueueLines removes the header lines that name the class, the limits, the flow and the
 // model from the fields of the legs.
 func (x *exchange) withoutQueueLines() {
 	l := &x.env.Config.Limits
 	priority := x.env.Config.PriorityHeaders()
-	for _, header := range [...]string{priority[0], priority[1], l.DeadlineHeader, l.FairnessHeader, x.env.Config.EPP.ModelHeader} {
+	for _, header := range [...]string{priority[0], priority[1], l.DeadlineHeader, l.TokenTimeHeader, l.FairnessHeader, x.env.Config.EPP.ModelHeader} {
 		if header != "" {
 			x.env.Fields = downstream.Without(x.env.Fields, header)
 		}

@@ -2,7 +2,6 @@ package exchange
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"net/http"
 	"strings"
@@ -309,7 +308,7 @@ func (x *exchange) endBroken() {
 	s := x.stream
 	reason := s.reason
 	switch {
-	case s.mode == config.ContinueOff, errors.Is(context.Cause(x.env.Context), downstream.ErrDraining):
+	case s.mode == config.ContinueOff, x.env.Stopped() != nil:
 		reason = ""
 	case reason != "":
 	case s.kept.Reason != "":

@@ -6,6 +6,7 @@
 package exchange
 
 import (
+	"context"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -94,6 +95,8 @@ type current struct {
 	line     recording.Line          // of the recording
 	account  account                 // of the client's tenant
 	stream   *openStream             // that may be continued, or has broken off; nil: none
+
+	endContext context.CancelCauseFunc // of a request that may be ended for another one; nil: of others
 }
 
 // open begins the exchange.
@@ -127,6 +130,9 @@ func (run *Runner) open(w http.ResponseWriter, r *http.Request) *exchange {
 // completes the record, writes the trace line, calls the finish hook and frees the memory.
 func (x *exchange) close() {
 	x.env.End() // an attempt that a panic has left
+	if x.endContext != nil {
+		x.endContext(nil)
+	}
 	if x.stream != nil {
 		x.stream.close(&x.placing.ask)
 	}

@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"errors"
+	"math"
 	"net/http"
 	"strings"
 
@@ -173,7 +174,7 @@ func (x *exchange) scan() error {
 func (x *exchange) describe() error {
 	e, ask, route := &x.env, &x.placing.ask, &x.placing.route
 	e.Fields = x.client.AppendFields(e.Fields[:0], x.req.ContentType, e.Key == "", e.Config.Server.TrustPDFields)
-	if l, epp := &e.Config.Limits, &e.Config.EPP; l.PriorityHeader != "" || l.DeadlineHeader != "" || l.FairnessHeader != "" || epp.Pool != "" || epp.ModelHeader != "" {
+	if l, epp := &e.Config.Limits, &e.Config.EPP; l.PriorityHeader != "" || l.DeadlineHeader != "" || l.TokenTimeHeader != "" || l.FairnessHeader != "" || epp.Pool != "" || epp.ModelHeader != "" {
 		x.withoutQueueLines()
 	}
 	if route.Restricted && route.Sidecar() != nil {
@@ -232,6 +233,7 @@ func (x *exchange) describeForPolicies(needs abi.Needs) error {
 	}
 	if needs&abi.NeedTraits != 0 {
 		r.Traits = prompt.Traits(&x.req)
+		r.TokenMicros = uint32(min(x.journal.TokenTime.Microseconds(), math.MaxUint32))
 	}
 	if needs&abi.NeedHeaders != 0 {
 		r.Headers = declared(x.client.Header(), x.run.Coordinator.Headers())
@@ -268,6 +270,10 @@ func (x *exchange) answer(err error) {
 		x.journal.Status = 499
 		x.client.Cut() // a normal return would send an empty 200, or a stream that looks complete
 		return
+	}
+	if e := x.evicted(); e != nil {
+		x.noteEviction(e)
+		err = e // the legs may have failed in other ways
 	}
 	if x.client.Begun() {
 		if x.stream != nil && x.stream.end != nil {

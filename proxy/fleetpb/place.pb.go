@@ -124,12 +124,13 @@ type Place struct {
 	Parent        string                 `protobuf:"bytes,32,opt,name=parent,proto3" json:"parent,omitempty"`
 	First         bool                   `protobuf:"varint,33,opt,name=first,proto3" json:"first,omitempty"`
 	Chains        []*Chain               `protobuf:"bytes,34,rep,name=chains,proto3" json:"chains,omitempty"`
-	Chain         uint32                 `protobuf:"varint,35,opt,name=chain,proto3" json:"chain,omitempty"`                                  // number of the conversation's chain, from 1; 0: own_chain
-	OwnChain      []uint64               `protobuf:"fixed64,36,rep,packed,name=own_chain,json=ownChain,proto3" json:"own_chain,omitempty"`    // the conversation's chain, if it is none of chains
-	EndsFrom      uint32                 `protobuf:"varint,37,opt,name=ends_from,json=endsFrom,proto3" json:"ends_from,omitempty"`            // block from which the ends of the prompt are complete
-	EndBlocks     []uint32               `protobuf:"varint,38,rep,packed,name=end_blocks,json=endBlocks,proto3" json:"end_blocks,omitempty"`  // for each end, the blocks since the end before it
-	EndHashes     []uint64               `protobuf:"fixed64,39,rep,packed,name=end_hashes,json=endHashes,proto3" json:"end_hashes,omitempty"` // for each end
-	Turn          *Turn                  `protobuf:"bytes,40,opt,name=turn,proto3" json:"turn,omitempty"`                                     // the result of an earlier look-up
+	Chain         uint32                 `protobuf:"varint,35,opt,name=chain,proto3" json:"chain,omitempty"`                                     // number of the conversation's chain, from 1; 0: own_chain
+	OwnChain      []uint64               `protobuf:"fixed64,36,rep,packed,name=own_chain,json=ownChain,proto3" json:"own_chain,omitempty"`       // the conversation's chain, if it is none of chains
+	EndsFrom      uint32                 `protobuf:"varint,37,opt,name=ends_from,json=endsFrom,proto3" json:"ends_from,omitempty"`               // block from which the ends of the prompt are complete
+	EndBlocks     []uint32               `protobuf:"varint,38,rep,packed,name=end_blocks,json=endBlocks,proto3" json:"end_blocks,omitempty"`     // for each end, the blocks since the end before it
+	EndHashes     []uint64               `protobuf:"fixed64,39,rep,packed,name=end_hashes,json=endHashes,proto3" json:"end_hashes,omitempty"`    // for each end
+	Turn          *Turn                  `protobuf:"bytes,40,opt,name=turn,proto3" json:"turn,omitempty"`                                        // the result of an earlier look-up
+	TokenLimitUs  uint32                 `protobuf:"varint,41,opt,name=token_limit_us,json=tokenLimitUs,proto3" json:"token_limit_us,omitempty"` // abi.Traits.TokenMicros
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -442,6 +443,13 @@ func (x *Place) GetTurn() *Turn {
 		return x.Turn
 	}
 	return nil
+}
+
+func (x *Place) GetTokenLimitUs() uint32 {
+	if x != nil {
+		return x.TokenLimitUs
+	}
+	return 0
 }
 
 // Header is a header of a request that a policy declares.
@@ -1523,7 +1531,8 @@ var File_place_proto protoreflect.FileDescriptor
 
 const file_place_proto_rawDesc = "" +
 	"\n" +
-	"\vplace.proto\x12\rpdproxy.fleet\"\xe9\t\n" +
+	"\vplace.proto\x12\rpdproxy.fleet\"\x8f\n" +
+	"\n" +
 	"\x05Place\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12#\n" +
@@ -1571,7 +1580,8 @@ const file_place_proto_rawDesc = "" +
 	"end_blocks\x18& \x03(\rR\tendBlocks\x12\x1d\n" +
 	"\n" +
 	"end_hashes\x18' \x03(\x06R\tendHashes\x12'\n" +
-	"\x04turn\x18( \x01(\v2\x13.pdproxy.fleet.TurnR\x04turn\"D\n" +
+	"\x04turn\x18( \x01(\v2\x13.pdproxy.fleet.TurnR\x04turn\x12$\n" +
+	"\x0etoken_limit_us\x18) \x01(\rR\ftokenLimitUs\"D\n" +
 	"\x06Header\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x10\n" +

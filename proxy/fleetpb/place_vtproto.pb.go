@@ -52,6 +52,13 @@ func (m *Place) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.TokenLimitUs != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.TokenLimitUs))
+		i--
+		dAtA[i] = 0x2
+		i--
+		dAtA[i] = 0xc8
+	}
 	if m.Turn != nil {
 		size, err := m.Turn.MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
@@ -1787,6 +1794,9 @@ func (m *Place) SizeVT() (n int) {
 		l = m.Turn.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	if m.TokenLimitUs != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.TokenLimitUs))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -3341,6 +3351,25 @@ func (m *Place) UnmarshalVTUnsafe(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 41:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field TokenLimitUs", wireType)
+			}
+			m.TokenLimitUs = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.TokenLimitUs |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -39,7 +39,8 @@ type Journal struct {
 	Span      *telemetry.Span  // nil: the request is not traced
 	Filters   *abi.StreamInfo  // nil: no filter needs facts
 	Intervals telemetry.Intervals
-	Counted   int64 // tokens of the answer, estimated, as its engine may report none
+	TokenTime time.Duration // limit of the request for the mean time between two tokens; 0: none
+	Counted   int64         // tokens of the answer, estimated, as its engine may report none
 
 	Route          string // the name that has led to the model; "": the name of the model itself
 	Account        string // name of the tenant; "" without one
@@ -257,6 +258,29 @@ func (j *Journal) Expose(h http.Header) {
 // exhausted.
 func (j *Journal) Shed(code string) { j.books.metrics.Shed(code) }
 
+// Evicted counts a request of that class that the proxy has ended for a waiting one of a higher class.
+// reason is why that one waits.
+func (j *Journal) Evicted(class, higher, reason, policy string) {
+	j.books.metrics.Evicted(class, reason)
+	j.ErrorCode = openai.CodeEvicted
+	j.Note("the policy " + policy + " ended the request, because a request of the class " + higher + " waited (" + reason + ")")
+}
+
+// Progress fills in the phase and the engines of the request. It is safe for concurrent use until Close.
+func (j *Journal) Progress(r *abi.Evictable) {
+	p := j.view.placed.Load()
+	if p == nil {
+		return
+	}
+	if r.Phase = abi.Prefill; r.Sent > 0 {
+		r.Phase = abi.Decode
+	}
+	r.Decode = p.Decode.ID
+	if !p.Prefill.IsZero() {
+		r.Prefill = p.Prefill.ID
+	}
+}
+
 // Broken counts a stream that broke off. err is logged unless it is nil.
 func (j *Journal) Broken(kind string, err error) {
 	j.books.metrics.BrokenStream(kind)
@@ -302,6 +326,9 @@ func (j *Journal) End(h HTTP) {
 	}
 	e.Requested, e.Tenant, e.Priority, e.Status, e.Received, e.Sent = j.Route, j.Account, j.Priority, j.Status, j.Received, j.Sent
 	b := j.books
+	if j.TokenTime > 0 {
+		j.countTokenTime()
+	}
 	j.Meter.Ended(&e)
 	if j.class != nil {
 		j.class.Ended(&e)
@@ -325,6 +352,23 @@ func (j *Journal) End(h HTTP) {
 	if j.Filters != nil {
 		j.publishEnd()
 	}
+}
+
+// countTokenTime counts whether the stream kept the limit of the request for the mean time between two
+// tokens. A stream with less than two tokens, and one that broke off, does not count.
+func (j *Journal) countTokenTime() {
+	tokens := j.Usage.Completion
+	if tokens <= 0 {
+		tokens = j.Counted
+	}
+	if !j.Stream || j.Outcome != telemetry.OutcomeOK || j.FirstByte.IsZero() || tokens < 2 {
+		return
+	}
+	class := ""
+	if j.class != nil {
+		class = j.class.Name()
+	}
+	j.books.metrics.TokenTime(class, j.ended.Sub(j.FirstByte) <= time.Duration(tokens-1)*j.TokenTime)
 }
 
 // Close stores the record for operators and drops the references to the request.

@@ -83,7 +83,7 @@ func (j *Journal) logAccess(h *HTTP) {
 		Time: j.Start.UTC().Round(time.Microsecond), RequestID: j.RequestID, ClientAddress: h.Address, Client: j.Client,
 		Method: h.Method, Path: h.Path, Protocol: h.Protocol, RequestedModel: j.Asked, Model: j.Model, Class: h.Class,
 		Stream: j.Stream, Flow: j.Flow.String(), Policy: j.Policy, Prefill: j.prefill, Decode: j.decode,
-		Outcome: j.Outcome.String(), Status: j.Status, Legs: len(j.rows), Retries: j.retries, BytesIn: h.Received, BytesOut: h.Sent,
+		Outcome: j.Outcome.String(), Status: j.Status, ErrorCode: j.ErrorCode.String(), Legs: len(j.rows), Retries: j.retries, BytesIn: h.Received, BytesOut: h.Sent,
 		PromptTokens: max(0, j.Usage.Prompt), CachedTokens: max(0, j.Usage.Cached), OutputTokens: max(0, j.Usage.Completion),
 		FirstByteMS: since(j.Start, j.FirstByte), DurationMS: millis(j.ended.Sub(j.Start)),
 	}

@@ -21,6 +21,7 @@ const (
 	CodeDraining
 	CodeDuplicateKey
 	CodeEmptyArray
+	CodeEvicted
 	CodeFieldNotAllowed
 	CodeHeadTooLarge
 	CodeHeldByPolicy
@@ -114,6 +115,7 @@ var codes = [codeCount]CodeInfo{
 	CodeDraining:                   {"draining", []int{503}, overloaded, "The proxy is shutting down."},
 	CodeDuplicateKey:               {"duplicate_key", []int{400}, "", "An object of the body has the same key twice, so two parsers could read the body differently."},
 	CodeEmptyArray:                 {"empty_array", []int{400}, "", "A list of the request is empty."},
+	CodeEvicted:                    {"evicted", []int{429}, "", "The request ran, and the proxy ended it because a request of a higher priority class needs its place. `Retry-After` names the time until a new request may succeed. A stream that has begun ends with an event with this code."},
 	CodeFieldNotAllowed:            {"field_not_allowed", []int{400}, "", "A field changes the engine, runs code in it, or selects an adapter by a file or a number, and the configuration does not allow the field (`server.trust_engine_fields`)."},
 	CodeHeadTooLarge:               {"head_too_large", []int{431}, "", "The request line and the header lines are larger than the limit. Over HTTP/1.1 the proxy closes this connection."},
 	CodeHeldByPolicy:               {"held_by_policy", []int{503}, overloaded, "The plan policy held the request until the limit of the wait."},

@@ -48,6 +48,9 @@ func (m *Metrics) Class(name string) *Class {
 	return found.(*Class)
 }
 
+// Name returns the name of the class.
+func (c *Class) Name() string { return c.name }
+
 // Move counts a request that leaves one stage and enters another.
 func (c *Class) Move(from, to Stage) {
 	if g := c.stages[from]; g != nil {

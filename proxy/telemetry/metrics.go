@@ -48,6 +48,8 @@ type Metrics struct {
 	brokenStreams *prometheus.CounterVec
 	continuations *prometheus.CounterVec
 	shed          *prometheus.CounterVec
+	evictions     *prometheus.CounterVec
+	tokenTimes    *prometheus.CounterVec
 	clients       *prometheus.CounterVec
 	tenantTokens  *prometheus.CounterVec
 	tenantRefused *prometheus.CounterVec
@@ -122,6 +124,8 @@ func New(reg prometheus.Registerer) *Metrics {
 		brokenStreams: counter("pdproxy_broken_streams_total", "Streams that ended in an error event, by reason.", "reason"),
 		continuations: counter("pdproxy_continuations_total", "Streams that broke off while continuation was on: continued on other engines, completed by the proxy because only the closing events were missing, or the reason why neither.", "result"),
 		shed:          counter("pdproxy_shed_total", "Requests refused by a limit.", "reason"),
+		evictions:     counter("pdproxy_evictions_total", "Running requests that the proxy ended for a waiting request of a higher class, by their class and by the reason of that wait: max_exchanges or saturated.", "class", "reason"),
+		tokenTimes:    counter("pdproxy_token_time_requests_total", "Streams with a limit for the mean time between their tokens, by priority class and by result: met or missed.", "class", "result"),
 		clients:       counter("pdproxy_client_exchanges_total", "Exchanges by the name of the client's API key; empty without keys.", "client", "outcome"),
 		tenantTokens:  counter("pdproxy_tenant_tokens_total", "Tokens of prompts and answers that counted against the limits of a tenant. The proxy estimates the tokens that the engine did not report.", "tenant"),
 		tenantRefused: counter("pdproxy_tenant_refused_total", "Requests refused by the limits of their tenant, by reason.", "tenant", "reason"),
@@ -274,6 +278,18 @@ func (m *Metrics) BrokenStream(reason string) { m.brokenStreams.WithLabelValues(
 
 // Shed counts a request that a limit rejected.
 func (m *Metrics) Shed(reason string) { m.shed.WithLabelValues(reason).Inc() }
+
+// Evicted counts a running request of a class that ended for a waiting one of a higher class.
+func (m *Metrics) Evicted(class, reason string) { m.evictions.WithLabelValues(class, reason).Inc() }
+
+// TokenTime counts a stream of a class with a limit for the mean time between its tokens.
+func (m *Metrics) TokenTime(class string, met bool) {
+	result := "missed"
+	if met {
+		result = "met"
+	}
+	m.tokenTimes.WithLabelValues(class, result).Inc()
+}
 
 // WatchBuffers sets the source of pdproxy_buffer_bytes. used must be safe for
 // concurrent use.

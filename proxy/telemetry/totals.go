@@ -13,6 +13,7 @@ type Totals struct {
 	LegErrors map[string]float64 `json:"leg_errors"` // by engine
 	Retries   float64            `json:"retries"`
 	Shed      float64            `json:"shed"`
+	Evicted   float64            `json:"evicted"` // running requests that ended for waiting ones
 	// Broken counts the streams that ended in an error event, and Continuations, by result, those
 	// that broke off while continuation was on.
 	Broken        float64            `json:"broken_streams"`
@@ -35,7 +36,7 @@ type Buckets struct {
 func (m *Metrics) Totals() Totals {
 	return Totals{
 		Outcomes: sumBy(m.exchanges, "outcome"), Tokens: sumBy(m.tokens, "kind"), LegErrors: sumBy(m.legErrors, "engine"),
-		Retries: sumBy(m.retries, "")[""], Shed: sumBy(m.shed, "")[""],
+		Retries: sumBy(m.retries, "")[""], Shed: sumBy(m.shed, "")[""], Evicted: sumBy(m.evictions, "")[""],
 		Broken: sumBy(m.brokenStreams, "")[""], Continuations: sumBy(m.continuations, "result"),
 		FirstToken: sumBuckets(m.firstToken), InterEvent: m.interEvent.buckets(),
 	}

@@ -32,6 +32,7 @@ func TestTotals(t *testing.T) {
 	m.Retry(abi.Decode, "refused")
 	m.Retry(abi.Prefill, "timeout")
 	m.Shed("queue_full")
+	m.Evicted("batch", "saturated")
 	m.BrokenStream("cut")
 	m.BrokenStream("idle")
 	m.Continuation("continued")
@@ -51,8 +52,8 @@ func TestTotals(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", name, pair[0], pair[1])
 		}
 	}
-	if got.Retries != 2 || got.Shed != 1 || got.Broken != 2 {
-		t.Errorf("retries %v, shed %v, broken streams %v", got.Retries, got.Shed, got.Broken)
+	if got.Retries != 2 || got.Shed != 1 || got.Evicted != 1 || got.Broken != 2 {
+		t.Errorf("retries %v, shed %v, evicted %v, broken streams %v", got.Retries, got.Shed, got.Evicted, got.Broken)
 	}
 	if b := got.FirstToken; !slices.Equal(b.Bounds, waits) || b.Counts[1] != 0 || b.Counts[2] != 1 || b.Counts[len(waits)-1] != 2 || b.Counts[len(waits)] != 3 {
 		t.Errorf("time to first token: %+v", b)

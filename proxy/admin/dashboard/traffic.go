@@ -21,6 +21,7 @@ type Figures struct {
 	Events     float64     `json:"events"` // of streams
 	Retries    float64     `json:"retries"`
 	Shed       float64     `json:"shed"`
+	Evicted    float64     `json:"evicted"` // running requests that ended for waiting ones
 	FailedLegs float64     `json:"failed_legs"`
 	TTFT       Percentiles `json:"ttft_ms"`
 	ITL        Percentiles `json:"itl_ms"` // time between two reads of a stream
@@ -129,6 +130,7 @@ func traffic(from, to telemetry.Totals, took float64) Traffic {
 	}
 	if took > 0 {
 		t.Retries, t.Shed = (to.Retries-from.Retries)/took, (to.Shed-from.Shed)/took
+		t.Evicted = (to.Evicted - from.Evicted) / took
 		t.Events = float64(count(to.InterEvent)-count(from.InterEvent)) / took
 	}
 	tokens := rates(from.Tokens, to.Tokens, took)
@@ -144,6 +146,7 @@ func grown(sum, before, now telemetry.Totals) telemetry.Totals {
 		LegErrors:  grownMap(sum.LegErrors, before.LegErrors, now.LegErrors),
 		Retries:    sum.Retries + max(0, now.Retries-before.Retries),
 		Shed:       sum.Shed + max(0, now.Shed-before.Shed),
+		Evicted:    sum.Evicted + max(0, now.Evicted-before.Evicted),
 		FirstToken: grownBuckets(sum.FirstToken, before.FirstToken, now.FirstToken),
 		InterEvent: grownBuckets(sum.InterEvent, before.InterEvent, now.InterEvent),
 	}

@@ -38,7 +38,7 @@ func appendPlace(dst []byte, m *fleetpb.Place, lease uint64, a *coordinator.Plac
 	m.Prompt = r.Prompt
 	m.Client, m.Tenant, m.Class = r.Client, r.Tenant, r.Class
 	m.Tools, m.Images, m.Audio, m.Salt, m.Adapter = r.Tools, r.Images, r.Audio, r.Salt, r.Adapter
-	m.RemainingMs = a.Remaining(time.Now())
+	m.RemainingMs, m.TokenLimitUs = a.Remaining(time.Now()), r.TokenMicros
 	for i := range r.Headers[:min(len(r.Headers), abi.MaxAllHeaders)] {
 		l, h := &r.Headers[i], more(&m.Headers)
 		h.Name, h.Cut = l.Name[:min(len(l.Name), abi.MaxHeaderName)], l.Cut
@@ -171,6 +171,7 @@ func (h *heard) read(payload []byte, n Numbers, known names) error {
 	q.Prompt = strings.Clone(m.Prompt)
 	q.Client, q.Tenant, q.Class = m.Client, m.Tenant, m.Class
 	q.Tools, q.Images, q.Audio, q.Salt, q.Adapter = m.Tools, m.Images, m.Audio, m.Salt, known.of(m.Adapter)
+	q.TokenMicros = m.TokenLimitUs
 	if left := m.RemainingMs; left != 0 {
 		left = min(max(left, -maxRemaining), maxRemaining)
 		h.Deadline = time.Now().Add(time.Duration(left) * time.Millisecond)

@@ -33,7 +33,7 @@ func asks(w *world, t testing.TB) []*coordinator.PlacementRequest {
 	return []*coordinator.PlacementRequest{
 		{},
 		placetest.NewPlacementRequest(),
-		{Model: "m", Request: abi.RequestFacts{PromptTokens: 1 << 40, MaxTokens: -1, N: 3, Stream: true, PairBroken: true, Prompt: `"hi"`, Traits: abi.Traits{Salt: 1 << 63, Adapter: "sql", Tools: true, Audio: true}, Headers: []abi.RequestHeader{{Name: "x-tier", Value: "gold", Present: true}, {Name: "x-empty", Present: true, Cut: true}}}, Aggregate: abi.RoleDecode, Two: true},
+		{Model: "m", Request: abi.RequestFacts{PromptTokens: 1 << 40, MaxTokens: -1, N: 3, Stream: true, PairBroken: true, Prompt: `"hi"`, Traits: abi.Traits{Salt: 1 << 63, TokenMicros: 40_000, Adapter: "sql", Tools: true, Audio: true}, Headers: []abi.RequestHeader{{Name: "x-tier", Value: "gold", Present: true}, {Name: "x-empty", Present: true, Cut: true}}}, Aggregate: abi.RoleDecode, Two: true},
 		{Model: "m", Prefill: p, ID: 1<<63 - 2, Excluded: []engine.Target{q, d}, Same: coordinator.Pair{Decode: d}},
 		{Model: "m", Same: coordinator.Pair{Prefill: p, Decode: d}, Within: coordinator.Within{Prefill: []*engine.Instance{p.Instance, q.Instance}, Whole: []*engine.Instance{}}},
 		{Model: "m", Only: coordinator.Pair{Prefill: q, Decode: d}, Within: coordinator.Within{Decode: []*engine.Instance{d.Instance}}},

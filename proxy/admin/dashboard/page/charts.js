@@ -15,7 +15,7 @@ const charts = [
   {title: 'In the proxy', unit: 'requests', series: [['running', '--blue', t => t.running], ['waiting', '--amber', t => t.waiting]], fill: true},
   {title: 'Time to first token', series: percentiles('ttft_ms'), format: duration},
   {title: 'Time between tokens', series: percentiles('itl_ms'), format: duration},
-  {title: 'Trouble', unit: 'per second', series: [['failed legs', '--coral', t => t.failed_legs], ['retries', '--amber', t => t.retries], ['shed', '--violet', t => t.shed]]},
+  {title: 'Trouble', unit: 'per second', series: [['failed legs', '--coral', t => t.failed_legs], ['retries', '--amber', t => t.retries], ['shed and evicted', '--violet', t => t.shed + t.evicted]]},
 ]
 
 function percentiles(name) {

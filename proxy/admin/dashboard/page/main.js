@@ -45,6 +45,7 @@ function problems(s) {
   if (s.silent_workers) add(true, s.silent_workers === 1 ? 'A worker does not answer' : `${s.silent_workers} workers do not answer`)
   if (s.traffic.waiting) add(false, 'Requests wait for a place (limits.max_exchanges) or for an engine')
   if (s.traffic.shed) add(true, 'Limits refuse requests')
+  if (s.traffic.evicted) add(false, 'Running requests end for waiting requests of a higher class')
   const most = 12
   const shown = found.sort((a, b) => b.severe - a.severe).slice(0, most)
   if (found.length > most) shown.push({severe: false, text: `and ${found.length - most} more`})
