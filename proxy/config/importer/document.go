@@ -48,7 +48,7 @@ type value string
 // sectionOrder is the order of the reference config.toml.
 func sectionOrder() []string {
 	return []string{"server", "server.tls", "server.auth", "admin", "timeouts", "limits", "policy", "policy.params.pd_auto", "policy.params.sglang_cache_aware",
-		"policy.params.trtllm_kv_cache_aware", "scores", "kv_index", "conversation", "epp", "epp.tls", "sidecar", "engine", "model", "remote", "health", "retry", "circuit",
+		"policy.params.trtllm_kv_cache_aware", "scores", "kv_index", "conversation", "epp", "epp.tls", "sidecar", "engine", "model", "remote", "priority_class", "health", "retry", "circuit",
 		"trtllm", "discovery.moriio", "discovery.trtllm", "discovery.kubernetes", "discovery.kubernetes.engine", "discovery.kubernetes.pool", "fleet"}
 }
 

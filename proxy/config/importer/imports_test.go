@@ -130,8 +130,8 @@ func TestLost(t *testing.T) {
 		{"sglang-lost", "--worker-urls http://a grpc://b:1\n--jwt-issuer a --mcp-config-path b --client-cert-path c --prometheus-host localhost", []string{
 			"line 1: --worker-urls ~ gRPC", "line 2: --jwt-issuer", "line 2: --mcp-config-path", "line 2: --client-cert-path"}},
 		{"llmd-sidecar", "--port 1 --configuration-file f --enable-p2p-pull=false", []string{"line 1: --configuration-file"}},
-		{"llmd-gates", pickerText(newAPI, "- type: probabilistic-admitter\n", "") + "featureGates: [flowControl]\nflowControl:\n  priorityBands: [{priority: 1}]\n  noEndpointRequestTTL: 5s\n", []string{
-			"line 5: plugin probabilistic-admitter", "line 11: flowControl.priorityBands"}},
+		{"llmd-gates", pickerText(newAPI, "- type: probabilistic-admitter\n", "") + "featureGates: [flowControl]\nflowControl:\n  priorityBands: [{priority: 1, maxRequests: 2}]\n  noEndpointRequestTTL: 5s\n", []string{
+			"line 5: plugin probabilistic-admitter", "line 11: flowControl.priorityBands.maxRequests"}},
 		{"dynamo-idle", "dynamo.frontend --router-queue-threshold None --no-kserve-grpc-server --router-mode kv", nil},
 		{"dynamo-saturation", "dynamo.frontend --active-decode-blocks-threshold 0.8 --migration-limit 0 --migration-max-seq-len 4096 --load-aware", nil},
 		{"dynamo-lost", "dynamo.frontend --router-mode direct\n--router-queue-threshold 0.5 --kserve-grpc-server", []string{

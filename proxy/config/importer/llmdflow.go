@@ -71,7 +71,7 @@ func (p *picker) flowControl(root *table) {
 			}
 		case "enableEviction":
 			if on, _, _ := p.boolean(t, left.key); on {
-				p.unequal(left.line, t.name(left.key), "the proxy ends no running requests: the queue is ordered by [[priority_class]] and refuses new requests when it is full")
+				p.doc.set("policy", "evict", text("lowest_youngest"), t.name(left.key)+"; ends only requests with a priority below 0")
 			}
 		default:
 			p.lose(p.doc, p.file, left.line, t.name(left.key), "the result has one class of requests: name classes and their limits by [[priority_class]]")
@@ -114,8 +114,35 @@ func (p *picker) bands(t *table) {
 	if kind, e := p.policyRef(band, "orderingPolicyRef"); kind != "" && kind != "fcfs-ordering-policy" {
 		p.unequal(e.line, band.name("orderingPolicyRef"), "the queue of a class is in the order of arrival")
 	}
-	for _, e := range band.entries {
-		p.lose(p.doc, p.file, e.line, band.name(e.key), "limits.queue bounds the waiting requests of all classes together")
+	p.bandLimits(band)
+	nodes, _, _ := p.list(t, "priorityBands")
+	for _, node := range nodes {
+		p.band(p.table("flowControl.priorityBands", node), node.Line)
+	}
+}
+
+// band writes the class of the requests whose objective has the priority of a band.
+func (p *picker) band(t *table, line int) {
+	n, _, ok := p.integer(t, "priority", -1_000_000, 1_000_000)
+	if !ok {
+		p.problem(p.file, line, t.name("priority"), "is required")
+		return
+	}
+	class := p.doc.add("priority_class")
+	class.set("name", text("priority"+strconv.Itoa(n)), "of InferenceObjectives with this priority: epp.pool")
+	class.set("priority", number(n), t.path)
+	for _, key := range []string{"fairnessPolicyRef", "orderingPolicyRef"} {
+		if kind, e := p.policyRef(t, key); kind != "" && kind != "global-strict-fairness-policy" && kind != "fcfs-ordering-policy" {
+			p.unequal(e.line, t.name(key), "the classes have no policies of their own: limits.fairness_header is for all, and a class is in the order of arrival")
+		}
+	}
+	p.bandLimits(t)
+}
+
+// bandLimits names the limits of a band.
+func (p *picker) bandLimits(t *table) {
+	for _, e := range t.entries {
+		p.lose(p.doc, p.file, e.line, t.name(e.key), "limits.queue bounds the waiting requests of all classes together")
 	}
 }
 

@@ -77,6 +77,7 @@ func (p *picker) serve(port int, secure bool, from string) {
 
 // pool adds the InferencePool of the engines.
 func (p *picker) pool(name, connector, comment string) {
+	p.doc.section("epp").sampleKey("pool", text(objectName(name)), "the same pool: its InferenceObjectives and InferenceModelRewrites apply to requests")
 	p.doc.kubernetes("", "")
 	p.doc.pattern(pattern{pool: true, name: "pool", service: name, role: config.RoleBoth, connector: connector, comment: comment})
 	p.warn(p.file, 0, "", "%s; the label llm-d.ai/role of a pod is its role", samplePods)

@@ -109,10 +109,11 @@ func (p *picker) place() {
 	p.deadline()
 }
 
-// deadline names the header line with the time to the first token that llm-d's plugins read.
+// deadline names the header lines with the limits of times that llm-d's plugins read.
 func (p *picker) deadline() {
 	if g := p.firstOf("latency-scorer", "slo-headroom-tier-filter", "latency-slo-admitter"); g != nil {
 		p.doc.set("limits", "deadline_header", text("x-llm-d-slo-ttft-ms"), "the line that "+g.kind+" reads; a request that still waits then gets 503")
+		p.doc.set("limits", "token_time_header", text("x-llm-d-slo-tpot-ms"), "the line that "+g.kind+" reads")
 	}
 }
 

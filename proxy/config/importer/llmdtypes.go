@@ -31,6 +31,7 @@ func ownWork() map[string]string {
 		"static-usage-limit-policy": band, "soft-reflective-ceiling-policy": band, "priority-holdback-policy": band,
 		"fcfs-ordering-policy": band, "edf-ordering-policy": band, "slo-deadline-ordering-policy": band,
 		"global-strict-fairness-policy": band, "round-robin-fairness-policy": band, "program-aware-fairness": band,
+		"sheddable-eviction-filter": band, "priority-then-time-eviction-order-policy": band,
 	}
 }
 
@@ -48,10 +49,9 @@ func otherWork() map[string]string {
 		"multicluster-queue-scorer": cluster, "multicluster-kv-cache-utilization-scorer": cluster, "multicluster-prefix-cache-scorer": cluster,
 		"multicluster-session-affinity-filter": cluster, "multicluster-approx-prefix-cache-producer": cluster, "multicluster-file-discovery": cluster,
 		"multicluster-metrics-data-source": cluster, "multicluster-metrics-extractor": cluster,
-		"local-syncer":              "the workers of a fleet share their state: [fleet]",
-		"passthrough-parser":        "the proxy reads the form of a request by its path",
-		"vertexai-parser":           "the proxy has no form of Vertex AI",
-		"sheddable-eviction-filter": "the proxy ends no running requests", "priority-then-time-eviction-order-policy": "the proxy ends no running requests",
+		"local-syncer":       "the workers of a fleet share their state: [fleet]",
+		"passthrough-parser": "the proxy reads the form of a request by its path",
+		"vertexai-parser":    "the proxy has no form of Vertex AI",
 	}
 }
 
