@@ -44,7 +44,7 @@ func otherWork() map[string]string {
 		"p2p-source-producer":          "an engine fetches KV from the prefill engine of its request only: see the connector vllm-p2p-tier",
 		"mm-embeddings-cache-scorer":   "the proxy does not remember which engine encoded which image: images at the same place of a prompt count in prefix",
 		"mm-embeddings-cache-producer": "the proxy does not remember which engine encoded which image: images at the same place of a prompt count in prefix",
-		"request-attribute-reporter":   "the proxy reports no attributes of requests to the gateway",
+		"request-attribute-reporter":   "epp.metadata tells the gateway the tokens of a request under fixed names, without expressions",
 		"dcgm-data-source":             metric, "dcgm-extractor": metric,
 		"multicluster-queue-scorer": cluster, "multicluster-kv-cache-utilization-scorer": cluster, "multicluster-prefix-cache-scorer": cluster,
 		"multicluster-session-affinity-filter": cluster, "multicluster-approx-prefix-cache-producer": cluster, "multicluster-file-discovery": cluster,
