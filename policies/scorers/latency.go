@@ -1,6 +1,8 @@
 package scorers
 
 import (
+	"math"
+
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/policies/candidates"
 	"github.com/pdproxy/pdproxy/policies/param"
@@ -27,17 +29,30 @@ func token(f *abi.ScoreFacts, i int) float32 {
 	return f.Predictions[i].Token
 }
 
-// deadline returns the time in µs in which the first token is due, as far as the leg decides it. ok is
-// false without a deadline.
-func deadline(f *abi.ScoreFacts) (micros float32, ok bool) {
-	if f.Request.Remaining == 0 {
-		return 0, false
+// limits are those of the request in µs, as far as the leg decides them. unlimited: there is none.
+type limits struct{ first, token float32 }
+
+const unlimited = math.MaxFloat32
+
+// limitsOf returns the limits of the request. ok is false without one.
+func limitsOf(f *abi.ScoreFacts) (l limits, ok bool) {
+	l = limits{unlimited, unlimited}
+	if f.Request.Remaining != 0 {
+		l.first = float32(f.Request.Remaining) * 1000
+		if f.Phases == abi.RoleDecode && f.Prefill >= 0 && int(f.Prefill) < len(f.Predictions) {
+			l.first -= f.Predictions[f.Prefill].Prefill
+		}
 	}
-	micros = float32(f.Request.Remaining) * 1000
-	if f.Phases == abi.RoleDecode && f.Prefill >= 0 && int(f.Prefill) < len(f.Predictions) {
-		micros -= f.Predictions[f.Prefill].Prefill
+	if f.Request.TokenMicros != 0 && f.Phases != abi.RolePrefill {
+		l.token = float32(f.Request.TokenMicros)
 	}
-	return micros, true
+	return l, l.first < unlimited || l.token < unlimited
+}
+
+// meets reports whether a row is predicted to stay within the limits.
+func (l limits) meets(f *abi.ScoreFacts, i int) bool {
+	start, between := first(f, i), token(f, i)
+	return start > 0 && start <= l.first && (l.token == unlimited || between > 0 && between <= l.token)
 }
 
 // predicted reports whether an open row has a predicted time to the first token.
@@ -50,16 +65,16 @@ func predicted(f *abi.ScoreFacts) bool {
 	return false
 }
 
-// latency scores the predicted times. Candidates that meet the deadline come before all others. Among
-// them the one with the least room is best, so that the others stay free, or with most_headroom the
-// one with the most. Without a deadline, and among late ones, the shortest time is best.
+// latency scores the predicted times. Candidates that meet the limits of the request come before all
+// others. Among them the one with the least room is best, so that the others stay free, or with
+// most_headroom the one with the most. Without a limit, and among late ones, the shortest time is best.
 type latency struct{ firstWeight, tokenWeight, most float64 }
 
 func (s *latency) table() param.Table {
 	return param.Table{
 		{Name: "ttft_weight", Value: &s.firstWeight, Default: 0.8, Most: 1e6, Meaning: "weight of the time to the first token"},
 		{Name: "tpot_weight", Value: &s.tokenWeight, Default: 0.2, Most: 1e6, Meaning: "weight of the time between two tokens"},
-		{Name: "most_headroom", Value: &s.most, Most: 1, Meaning: "1: of the candidates that meet the deadline, the one with the most room is best"},
+		{Name: "most_headroom", Value: &s.most, Most: 1, Meaning: "1: of the candidates that meet the limits, the one with the most room is best"},
 	}
 }
 
@@ -90,13 +105,13 @@ func (s *latency) score(f *abi.ScoreFacts, to *abi.Scores) {
 		return
 	}
 	to.Unit = abi.UnitSeconds
-	due, limited := deadline(f)
+	due, limited := limitsOf(f)
 	inTime := false
 	for i, open := range f.Open {
-		inTime = inTime || open && limited && first(f, i) > 0 && first(f, i) <= due
+		inTime = inTime || open && limited && due.meets(f, i)
 	}
 	var firsts, tokens bounds
-	considered := func(i int) bool { return f.Open[i] && first(f, i) > 0 && (!inTime || first(f, i) <= due) }
+	considered := func(i int) bool { return f.Open[i] && first(f, i) > 0 && (!inTime || due.meets(f, i)) }
 	for i := range f.Open {
 		if considered(i) {
 			firsts.add(first(f, i))
@@ -111,7 +126,7 @@ func (s *latency) score(f *abi.ScoreFacts, to *abi.Scores) {
 		}
 		early := firsts.place(first(f, i))
 		if !inTime || s.most != 0 {
-			early = 1 - early // with a deadline, the latest of those in time has the least room
+			early = 1 - early // with a limit, the latest of those in time has the least room
 		}
 		to.Rows[i].Score = 0.01 + 0.99*(a*early+b*(1-tokens.place(token(f, i))))
 	}
@@ -146,22 +161,22 @@ func (s *latency) composite(f *abi.ScoreFacts, to *abi.Scores) {
 	}
 }
 
-// sloHeadroomFilter keeps the candidates that meet the deadline, and rarely the others, so that a
+// sloHeadroomFilter keeps the candidates that meet the limits of the request, and rarely the others, so that a
 // prediction that became wrong is corrected.
 type sloHeadroomFilter struct{ explore float64 }
 
 func (s *sloHeadroomFilter) table() param.Table {
-	return param.Table{{Name: "epsilon_explore_neg", Value: &s.explore, Default: 0.01, Most: 1, Meaning: "share of the requests for which the candidates stay that miss the deadline"}}
+	return param.Table{{Name: "epsilon_explore_neg", Value: &s.explore, Default: 0.01, Most: 1, Meaning: "share of the requests for which the candidates stay that miss a limit"}}
 }
 
 func (s *sloHeadroomFilter) score(f *abi.ScoreFacts, to *abi.Scores) {
-	due, limited := deadline(f)
+	due, limited := limitsOf(f)
 	if !limited || !predicted(f) {
 		return
 	}
 	late := chance(f, s.explore)
 	for i, open := range f.Open {
-		if met := first(f, i) > 0 && first(f, i) <= due; open && met == late {
+		if open && due.meets(f, i) == late {
 			to.Remove(i)
 		}
 	}

@@ -60,7 +60,7 @@ func kinds() []kind {
 		{"label", "1 if the engine has the label with one of the values", abi.NeedDetails, func() scorer { return new(label) }},
 		{"header_label", "1 if the value of the engine's label is that of the request header", abi.NeedDetails | abi.NeedHeaders, func() scorer { return new(headerLabel) }},
 		{"topology", "closeness to the chosen prefill target: 1 on its host, 0.2 in its rack, 0.05 in its zone, 0.02 in its region", abi.NeedDetails, func() scorer { return new(topology) }},
-		{"latency", "short predicted times; with a deadline, the room between them and the deadline", abi.NeedPredictions | abi.NeedTraits | abi.NeedBlocks | abi.NeedDetails, func() scorer { return new(latency) }},
+		{"latency", "short predicted times; with a limit of the request, the room between them and the limit", abi.NeedPredictions | abi.NeedTraits | abi.NeedBlocks | abi.NeedDetails, func() scorer { return new(latency) }},
 		{"no_hit_lru", "for a prompt of which no candidate has a part: few recent requests; otherwise 0.5", abi.NeedBlocks, func() scorer { return new(noHitLRU) }},
 
 		{"label_filter", "keeps engines that have the label with one of the values", abi.NeedDetails, func() scorer { return new(labelFilter) }},
@@ -69,7 +69,7 @@ func kinds() []kind {
 		{"prefix_affinity_filter", "keeps candidates that have most of the prompt, unless their predicted times are much longer", abi.NeedBlocks | abi.NeedPredictions, func() scorer { return new(prefixAffinityFilter) }},
 		{"session_filter", "keeps the target of the conversation's last turn", abi.NeedConversation, func() scorer { return new(sessionFilter) }},
 		{"topology_filter", "keeps targets that are close to the chosen prefill target", abi.NeedDetails, func() scorer { return new(topologyFilter) }},
-		{"slo_headroom_filter", "keeps candidates that are predicted to meet the deadline of the request", abi.NeedPredictions | abi.NeedTraits, func() scorer { return new(sloHeadroomFilter) }},
+		{"slo_headroom_filter", "keeps candidates that are predicted to meet the limits of the request", abi.NeedPredictions | abi.NeedTraits, func() scorer { return new(sloHeadroomFilter) }},
 	}
 }
 

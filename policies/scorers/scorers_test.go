@@ -126,6 +126,10 @@ var cases = []struct {
 		f.Request.Remaining = 2500
 		f.Predictions = []abi.Prediction{{Prefill: 3e6}, {Prefill: 1e6}, {Prefill: 2e6}}
 	}, [3]float32{0, 1, 0.01}, "s"},
+	{"slow tokens come last", "latency", nil, 2, func(f *abi.ScoreFacts, _ []abi.Candidate, _ []abi.Detail) {
+		f.Request.TokenMicros = 20_000
+		f.Predictions = []abi.Prediction{{Start: 1e6, Token: 15_000}, {Start: 5e5, Token: 25_000}, {Start: 1e6, Token: 18_000}}
+	}, [3]float32{1, 0, 0.01}, "s"},
 	{"time between tokens", "latency", map[string]string{"ttft_weight": "0.5", "tpot_weight": "0.5"}, 2, func(f *abi.ScoreFacts, _ []abi.Candidate, _ []abi.Detail) {
 		f.Predictions = []abi.Prediction{{Start: 1, Token: 30}, {Start: 2, Token: 10}, {Start: 3, Token: 20}}
 	}, [3]float32{0.505, 0.7525, 0.2575}, "s"},
@@ -192,7 +196,15 @@ var cases = []struct {
 		f.Request.Remaining = 1500
 		f.Predictions = []abi.Prediction{{Prefill: 2e6}, {Prefill: 1e6}, {}}
 	}, [3]float32{0, removed, 0}, ""},
-	{"no deadline", "slo_headroom_filter", nil, 1, func(f *abi.ScoreFacts, _ []abi.Candidate, _ []abi.Detail) {
+	{"tokens in time", "slo_headroom_filter", map[string]string{"epsilon_explore_neg": "0"}, 2, func(f *abi.ScoreFacts, _ []abi.Candidate, _ []abi.Detail) {
+		f.Request.TokenMicros = 20_000
+		f.Predictions = []abi.Prediction{{Start: 1e6, Token: 15_000}, {Start: 1e6, Token: 25_000}, {Start: 1e6}}
+	}, [3]float32{0, removed, removed}, ""},
+	{"the limit for tokens is not of prefill", "slo_headroom_filter", map[string]string{"epsilon_explore_neg": "0"}, 1, func(f *abi.ScoreFacts, _ []abi.Candidate, _ []abi.Detail) {
+		f.Request.TokenMicros = 20_000
+		f.Predictions = []abi.Prediction{{Prefill: 1e6, Token: 15_000}, {Prefill: 1e6, Token: 25_000}, {Prefill: 1e6}}
+	}, [3]float32{}, ""},
+	{"no limit", "slo_headroom_filter", nil, 1, func(f *abi.ScoreFacts, _ []abi.Candidate, _ []abi.Detail) {
 		f.Predictions = []abi.Prediction{{Prefill: 2e6}, {Prefill: 1e6}, {}}
 	}, [3]float32{}, ""},
 }
