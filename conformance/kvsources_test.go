@@ -54,9 +54,16 @@ func TestEventsWithoutConfiguration(t *testing.T) {
 // first one by events, and that they decide where the second one goes.
 func (f *fleet) eventsPlace(id string, first int) {
 	f.t.Helper()
-	before := f.byEvents()
+	applied := func(engine string) float64 {
+		return f.metric("pdproxy_kv_events_total", fmt.Sprintf("engine=%q", engine), `kind="applied"`)
+	}
+	before := map[string]float64{}
+	for n := range f.prefill {
+		before[fmt.Sprint("p", n)] = applied(fmt.Sprint("p", n))
+	}
 	home := prefillTarget(f.explained(id, prompt(first, 20*16)))
-	f.eventually("the blocks' events are in", func() bool { return f.byEvents() >= before+20 })
+	engine, _, _ := strings.Cut(home, " ")
+	f.eventually("the events of the home are in", func() bool { return applied(engine) >= before[engine]+20 })
 	next := f.explained(id+"-next", prompt(first, 24*16))
 	tokens := 0
 	for _, c := range next.Candidates {

@@ -206,7 +206,7 @@ func TestApplyRefuses(t *testing.T) {
 			}
 		})
 	}
-	if len(w.Rows()) != 9 { // auto, snowflake, likely, lowest_youngest and the guest's five
+	if len(w.Rows()) != 10 { // auto, snowflake, likely, lowest_youngest and the guest's six
 		t.Errorf("rows %+v", w.Rows())
 	}
 }

@@ -27,7 +27,7 @@ func TestHooks(t *testing.T) {
 			l.Load.Guarded = guarded
 			l.config = "leg=edit"
 			v := l.load(t)
-			if n := len(v.Policies()); n != 5 || v.Policies()[0].Label != "p" || v.Needs() != 0 {
+			if n := len(v.Policies()); n != 6 || v.Policies()[0].Label != "p" || v.Needs() != 0 {
 				t.Errorf("%d policies, label %q, needs %d", n, v.Policies()[0].Label, v.Needs())
 			}
 			plan := hook(t, v, abi.HookPlan)

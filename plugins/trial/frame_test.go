@@ -74,7 +74,7 @@ func TestFrames(t *testing.T) {
 			{Priority: -1, Class: abi.LabelID("c"), Tenant: abi.LabelID("d"), Phase: abi.Decode, Prefill: 1, Decode: 2, AgeMicros: 4, PromptTokens: 5, Sent: 6}}},
 	} {
 		f := frames[i]
-		got := [...]any{nil, f.plan, f.place, f.mint, f.leg, f.finish, f.retain, f.evict}[f.hook]
+		got := [...]any{nil, f.plan, f.place, f.mint, f.leg, f.finish, f.retain, f.score, f.evict}[f.hook]
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("frame %d:\n%+v\nwant\n%+v", i, got, want)
 		}
