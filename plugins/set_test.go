@@ -202,7 +202,7 @@ func TestApplyRefuses(t *testing.T) {
 			}
 		})
 	}
-	if len(w.Rows()) != 8 { // auto, snowflake, likely and the guest's five
+	if len(w.Rows()) != 9 { // auto, snowflake, likely and the guest's six
 		t.Errorf("rows %+v", w.Rows())
 	}
 }

@@ -27,7 +27,7 @@ func TestHooks(t *testing.T) {
 			l.Load.Guarded = guarded
 			l.config = "leg=edit"
 			v := l.load(t)
-			if n := len(v.Policies()); n != 5 || v.Policies()[0].Label != "p" || v.Needs() != 0 {
+			if n := len(v.Policies()); n != 6 || v.Policies()[0].Label != "p" || v.Needs() != 0 {
 				t.Errorf("%d policies, label %q, needs %d", n, v.Policies()[0].Label, v.Needs())
 			}
 			plan := hook(t, v, abi.HookPlan)
@@ -40,6 +40,14 @@ func TestHooks(t *testing.T) {
 			} {
 				if a, reason := plan.Plan(&abi.PlanFacts{Request: abi.RequestFacts{Model: "do:" + do}}); a != want || reason != "" {
 					t.Errorf("plan %q: %+v, %q", do, a, reason)
+				}
+			}
+			score := hook(t, v, abi.HookScore)
+			for do, want := range map[string]string{"": "", "nonsense": Nonsense} {
+				f := &abi.ScoreFacts{PlaceFacts: policytest.Pair(do), Phases: abi.RolePrefill, Prefill: -1, Open: []bool{true, true, false, false}}
+				rows, units := make([]abi.RowScore, 4), make([]abi.Scale, 1)
+				if reason := score.Score(f, []uint32{0}, rows, units); reason != want || want == "" && (rows[1] != abi.RowScore{Score: 0.5, Value: 1} || units[0] != abi.UnitBlocks) {
+					t.Errorf("score %q: %q, %v in %v", do, reason, rows, units)
 				}
 			}
 			place := hook(t, v, abi.HookPlace)
