@@ -130,6 +130,7 @@ type Place struct {
 	EndBlocks     []uint32               `protobuf:"varint,38,rep,packed,name=end_blocks,json=endBlocks,proto3" json:"end_blocks,omitempty"`  // for each end, the blocks since the end before it
 	EndHashes     []uint64               `protobuf:"fixed64,39,rep,packed,name=end_hashes,json=endHashes,proto3" json:"end_hashes,omitempty"` // for each end
 	Turn          *Turn                  `protobuf:"bytes,40,opt,name=turn,proto3" json:"turn,omitempty"`                                     // the result of an earlier look-up
+	Media         []uint64               `protobuf:"fixed64,41,rep,packed,name=media,proto3" json:"media,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -440,6 +441,13 @@ func (x *Place) GetEndHashes() []uint64 {
 func (x *Place) GetTurn() *Turn {
 	if x != nil {
 		return x.Turn
+	}
+	return nil
+}
+
+func (x *Place) GetMedia() []uint64 {
+	if x != nil {
+		return x.Media
 	}
 	return nil
 }
@@ -1523,7 +1531,7 @@ var File_place_proto protoreflect.FileDescriptor
 
 const file_place_proto_rawDesc = "" +
 	"\n" +
-	"\vplace.proto\x12\rpdproxy.fleet\"\xe9\t\n" +
+	"\vplace.proto\x12\rpdproxy.fleet\"\xff\t\n" +
 	"\x05Place\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12#\n" +
@@ -1571,7 +1579,8 @@ const file_place_proto_rawDesc = "" +
 	"end_blocks\x18& \x03(\rR\tendBlocks\x12\x1d\n" +
 	"\n" +
 	"end_hashes\x18' \x03(\x06R\tendHashes\x12'\n" +
-	"\x04turn\x18( \x01(\v2\x13.pdproxy.fleet.TurnR\x04turn\"D\n" +
+	"\x04turn\x18( \x01(\v2\x13.pdproxy.fleet.TurnR\x04turn\x12\x14\n" +
+	"\x05media\x18) \x03(\x06R\x05media\"D\n" +
 	"\x06Header\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x10\n" +
