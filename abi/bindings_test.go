@@ -26,7 +26,7 @@ var constants = []struct {
 	value uint64
 }{
 	{"need_prompt", uint64(NeedPrompt)}, {"need_blocks", uint64(NeedBlocks)}, {"need_conversation", uint64(NeedConversation)},
-	{"need_ranks", uint64(NeedRanks)}, {"need_pairs", uint64(NeedPairs)}, {"need_details", uint64(NeedDetails)}, {"need_identity", uint64(NeedIdentity)}, {"need_predictions", uint64(NeedPredictions)}, {"need_traits", uint64(NeedTraits)}, {"need_headers", uint64(NeedHeaders)},
+	{"need_ranks", uint64(NeedRanks)}, {"need_pairs", uint64(NeedPairs)}, {"need_details", uint64(NeedDetails)}, {"need_identity", uint64(NeedIdentity)}, {"need_predictions", uint64(NeedPredictions)}, {"need_traits", uint64(NeedTraits)}, {"need_headers", uint64(NeedHeaders)}, {"need_media", uint64(NeedMedia)},
 	{"flag_stream", flagStream}, {"flag_pair_broken", flagPairBroken}, {"flag_adapters", flagAdapters},
 	{"flag_tool_call", flagToolCall}, {"flag_saturated", flagSaturated}, {"flag_tools", flagTools}, {"flag_images", flagImages}, {"flag_audio", flagAudio}, {"flag_present", flagPresent}, {"flag_cut", flagCut},
 	{"role_prefill", uint64(RolePrefill)}, {"role_decode", uint64(RoleDecode)},

@@ -314,6 +314,8 @@ func decodeRow(row []byte) Candidate {
 		RecentRequests: getFloat(row, rowRecentCount),
 		Busy:           getFloat(row, rowBusy),
 		Adapter:        AdapterState(row[rowAdapter]),
+		Media:          row[rowMedia],
+		MediaSent:      row[rowMediaSent],
 	}
 }
 

@@ -343,6 +343,7 @@ func appendFields(dst []byte, rows []Candidate) []byte {
 		putFloat(row, rowRecentCount, c.RecentRequests)
 		putFloat(row, rowBusy, c.Busy)
 		row[rowAdapter] = byte(c.Adapter)
+		row[rowMedia], row[rowMediaSent] = c.Media, c.MediaSent
 	}
 	return dst
 }

@@ -91,6 +91,8 @@ const (
 	rowRecentCount  = 68
 	rowBusy         = 72
 	rowAdapter      = 76
+	rowMedia        = 77
+	rowMediaSent    = 78
 	mintUnixMilli   = 0
 	mintCounter     = 8
 	mintNode        = 12

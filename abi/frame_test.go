@@ -23,7 +23,7 @@ func placeFacts(rows int) *PlaceFacts {
 			Instance: uint32(i + 1), Rank: int32(i % 4), Group: 3, Roles: RoleBoth, Trial: i%2 == 1, Pair: PairReady, Home: Role(i % 4),
 			Requests: int32(i) * 2, Score: float32(i) / 2, Tokens: int64(i) << 33, Queued: int64(i) * 5,
 			BlocksGPU: 7, BlocksCPU: 8, BlocksDisk: 9, BlockTokens: 16, Usage: 0.25, TokenMicros: 12.5, RecentTokens: 99.5, RecentRequests: 1.25, Busy: 0.75,
-			Adapter: AdapterState(i % 5),
+			Adapter: AdapterState(i % 5), Media: 16, MediaSent: uint8(i % 17),
 		})
 	}
 	return f

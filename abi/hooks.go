@@ -78,12 +78,13 @@ const (
 	NeedPredictions                    // PlaceFacts.Predictions
 	NeedTraits                         // RequestFacts.Traits
 	NeedHeaders                        // RequestFacts.Headers
+	NeedMedia                          // Candidate.Media, Candidate.MediaSent
 )
 
 // version2 are the needs that version 2 added.
 const version2 = NeedDetails | NeedIdentity | NeedPredictions | NeedTraits | NeedHeaders
 
-var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs", "details", "identity", "predictions", "traits", "headers"}
+var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs", "details", "identity", "predictions", "traits", "headers", "media"}
 
 // Version returns the version of the frames for a policy with these needs: 2 if
 // it needs a fact that version 2 added, otherwise 1.

@@ -255,7 +255,13 @@ type Candidate struct {
 	Busy float32
 
 	Adapter AdapterState // of the request's LoRA adapter here
-	_       [3]uint8
+
+	// Media is the number of different images, sounds and videos of the request, at most 16. MediaSent
+	// is how many of them this proxy lately sent to the target for the computation of a prompt. They
+	// need NeedMedia.
+	Media, MediaSent uint8
+
+	_ uint8
 }
 
 // AdapterState is the state of a request's LoRA adapter at one target, by the last report of

@@ -37,6 +37,7 @@ typedef struct {
 #define PDPROXY_NEED_PREDICTIONS 128ULL
 #define PDPROXY_NEED_TRAITS 256ULL
 #define PDPROXY_NEED_HEADERS 512ULL
+#define PDPROXY_NEED_MEDIA 1024ULL
 #define PDPROXY_FLAG_STREAM 1ULL
 #define PDPROXY_FLAG_PAIR_BROKEN 2ULL
 #define PDPROXY_FLAG_ADAPTERS 4ULL
@@ -175,8 +176,9 @@ typedef struct {
 	float recent_requests; /* number of these placements, with the same weights; needs blocks */
 	float busy; /* approximate share of the last minute for the computation of placed prompts at the measured speed; above 1 if more was placed; 0: nothing placed, or unknown speed; needs blocks */
 	uint8_t adapter; /* the request's LoRA adapter, in the engine's last report: 0 unknown, 1 running, 2 free, 3 waiting, 4 full */
-	uint8_t reserved_77;
-	uint16_t reserved_78;
+	uint8_t media; /* number of different images, sounds and videos of the request, at most 16; needs media */
+	uint8_t media_sent; /* how many of them the host lately sent to the target for the computation of a prompt; needs media */
+	uint8_t reserved_79;
 } pdproxy_candidate;
 _Static_assert(sizeof(pdproxy_candidate) == 80, "pdproxy_candidate");
 

@@ -35,6 +35,7 @@ pub const NEED_IDENTITY: u64 = 64;
 pub const NEED_PREDICTIONS: u64 = 128;
 pub const NEED_TRAITS: u64 = 256;
 pub const NEED_HEADERS: u64 = 512;
+pub const NEED_MEDIA: u64 = 1024;
 pub const FLAG_STREAM: u32 = 1;
 pub const FLAG_PAIR_BROKEN: u32 = 2;
 pub const FLAG_ADAPTERS: u32 = 4;
@@ -178,8 +179,9 @@ pub struct Candidate {
     pub recent_requests: f32, // number of these placements, with the same weights; needs blocks
     pub busy: f32, // approximate share of the last minute for the computation of placed prompts at the measured speed; above 1 if more was placed; 0: nothing placed, or unknown speed; needs blocks
     pub adapter: u8, // the request's LoRA adapter, in the engine's last report: 0 unknown, 1 running, 2 free, 3 waiting, 4 full
-    pub reserved_77: u8,
-    pub reserved_78: u16,
+    pub media: u8, // number of different images, sounds and videos of the request, at most 16; needs media
+    pub media_sent: u8, // how many of them the host lately sent to the target for the computation of a prompt; needs media
+    pub reserved_79: u8,
 }
 const _: () = assert!(core::mem::size_of::<Candidate>() == 80);
 

@@ -37,7 +37,7 @@ var layouts = map[string]map[string]int{
 		"instance": rowInstance, "rank": rowRank, "group": rowGroup, "roles": rowRoles, "trial": rowTrial, "pair": rowPair, "home": rowHome,
 		"requests": rowRequests, "score": rowScore, "tokens": rowTokens, "queued": rowQueued, "blocks_gpu": rowBlocksGPU,
 		"blocks_cpu": rowBlocksCPU, "blocks_disk": rowBlocksDisk, "block_tokens": rowBlockTokens, "usage": rowUsage, "token_us": rowTokenMicros, "recent_tokens": rowRecentTokens,
-		"recent_requests": rowRecentCount, "busy": rowBusy, "adapter": rowAdapter, "end": RowSize,
+		"recent_requests": rowRecentCount, "busy": rowBusy, "adapter": rowAdapter, "media": rowMedia, "media_sent": rowMediaSent, "end": RowSize,
 	},
 	"Place 3": {"prefill": pairPrefill, "decode": pairDecode, "state": pairState, "transfer_us": pairTransfer, "end": pairSize},
 	"Mint 1":  {"unix_ms": mintUnixMilli, "counter": mintCounter, "node": mintNode, "worker": mintWorker, "end": mintSize},

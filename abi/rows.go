@@ -34,6 +34,8 @@ var (
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.RecentRequests)-rowRecentCount]
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Busy)-rowBusy]
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Adapter)-rowAdapter]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Media)-rowMedia]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.MediaSent)-rowMediaSent]
 )
 
 // littleEndian is the byte order of this machine.

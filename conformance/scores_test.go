@@ -155,3 +155,54 @@ func TestScorerThatTraps(t *testing.T) {
 		t.Errorf("%v failures are counted", failed)
 	}
 }
+
+// TestMediaCache: requests with the same image go to the prefill engine that was sent it before, and
+// explain has the share of the media. An image that no engine was sent counts nowhere.
+func TestMediaCache(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 2, decode: 2, config: func(c *config.Config) {
+		c.Policy.Place = config.PlaceScores
+		c.Server.ExposePlacement = true
+		set := config.DefaultScoreSet()
+		set.Name, set.Scorers = "media", []config.Scorer{scorer("mm_cache", 2, nil)}
+		c.Scores = []config.ScoreSet{set}
+	}})
+	request := func(id, text, image string) (prefill string, contributions []float64) {
+		t.Helper()
+		body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":%q},{"type":"image_url","image_url":{"url":"data:image/png;base64,%s"}}]}],"max_tokens":2,"ignore_eos":true}`, text+" "+long, image)
+		a := f.post(context.Background(), f.url, chatPath, body, "X-Request-Id", id)
+		f.right(a, chatPath, body)
+		e := f.explanation(id)
+		if len(e.Scores) != 2 || e.Scores[0].Leg != "prefill" || e.Scores[0].Scorers[0] != (journal.ExplainedScorer{Name: "mm_cache", Weight: 2, Unit: "share"}) {
+			t.Fatalf("%s: scores %+v", id, e.Scores)
+		}
+		for i, leg := range e.Scores {
+			for _, c := range leg.Candidates {
+				got := c.Scores[0].Contribution
+				if i == 1 && got != 0 {
+					t.Errorf("%s: decode on %s scores %v", id, c.Engine, got)
+				}
+				if i == 0 {
+					contributions = append(contributions, got)
+				}
+			}
+		}
+		slices.Sort(contributions)
+		return a.header.Get("X-Pdproxy-Prefill"), contributions
+	}
+	homes := map[string]string{}
+	for n := range 6 { // with 6 images it is unlikely that one engine gets all
+		image := fmt.Sprint("AAAA", n)
+		home, scores := request(fmt.Sprint("first-", n), fmt.Sprint("first ", n), image)
+		if homes[image] = home; !slices.Equal(scores, []float64{0, 0}) {
+			t.Errorf("a new image scores %v", scores)
+		}
+	}
+	for image, home := range homes {
+		for n := range 4 {
+			got, scores := request(fmt.Sprint(image, "-", n), fmt.Sprint(n, " asks about ", image), image)
+			if got != home || !slices.Equal(scores, []float64{0, 2}) {
+				t.Errorf("%s was sent to %s, then to %s with the scores %v", image, home, got, scores)
+			}
+		}
+	}
+}

@@ -42,6 +42,14 @@ func TestHooks(t *testing.T) {
 					t.Errorf("plan %q: %+v, %q", do, a, reason)
 				}
 			}
+			score := hook(t, v, abi.HookScore)
+			for do, want := range map[string]string{"": "", "nonsense": Nonsense} {
+				f := &abi.ScoreFacts{PlaceFacts: policytest.Pair(do), Phases: abi.RolePrefill, Prefill: -1, Open: []bool{true, true, false, false}}
+				rows, units := make([]abi.RowScore, 4), make([]abi.Scale, 1)
+				if reason := score.Score(f, []uint32{0}, rows, units); reason != want || want == "" && (rows[1] != abi.RowScore{Score: 0.5, Value: 1} || units[0] != abi.UnitBlocks) {
+					t.Errorf("score %q: %q, %v in %v", do, reason, rows, units)
+				}
+			}
 			place := hook(t, v, abi.HookPlace)
 			if d, reason := place.Place(policytest.Pair("")); d != (abi.PlaceDecision{Prefill: 1, Decode: 3}) || reason != "" {
 				t.Errorf("place: %+v, %q", d, reason)

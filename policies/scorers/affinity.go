@@ -67,6 +67,23 @@ func homePhases(f *abi.ScoreFacts) abi.Role {
 	return f.Phases
 }
 
+// mmCache scores the media that a target may still have in encoded form. The leg that computes the
+// prompt encodes its media, so a decode leg after prefill has no scores.
+type mmCache struct{ none }
+
+func (*mmCache) score(f *abi.ScoreFacts, to *abi.Scores) {
+	to.Unit = abi.UnitShare
+	if f.Phases == abi.RoleDecode {
+		return
+	}
+	for i, open := range f.Open {
+		if c := &f.Candidates[i]; open && c.Media != 0 {
+			share := float32(c.MediaSent) / float32(c.Media)
+			to.Rows[i] = abi.RowScore{Score: share, Value: share}
+		}
+	}
+}
+
 // sessionFilter keeps the target of the conversation's last turn, if it is a candidate.
 type sessionFilter struct{ none }
 

@@ -62,6 +62,7 @@ func kinds() []kind {
 		{"topology", "closeness to the chosen prefill target: 1 on its host, 0.2 in its rack, 0.05 in its zone, 0.02 in its region", abi.NeedDetails, func() scorer { return new(topology) }},
 		{"latency", "short predicted times; with a limit of the request, the room between them and the limit", abi.NeedPredictions | abi.NeedTraits | abi.NeedBlocks | abi.NeedDetails, func() scorer { return new(latency) }},
 		{"no_hit_lru", "for a prompt of which no candidate has a part: few recent requests; otherwise 0.5", abi.NeedBlocks, func() scorer { return new(noHitLRU) }},
+		{"mm_cache", "share of the images, sounds and videos of the request that the target was lately sent", abi.NeedMedia, func() scorer { return new(mmCache) }},
 
 		{"label_filter", "keeps engines that have the label with one of the values", abi.NeedDetails, func() scorer { return new(labelFilter) }},
 		{"utilization_filter", "removes engines above a limit", abi.NeedDetails, func() scorer { return new(utilizationFilter) }},

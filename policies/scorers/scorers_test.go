@@ -141,6 +141,16 @@ var cases = []struct {
 		c[0].RecentRequests, c[1].BlocksGPU, c[1].BlockTokens = 4, 1, 16
 	}, [3]float32{0.5, 0.5, 0.5}, "requests"},
 
+	{"some of the media", "mm_cache", nil, 1, func(_ *abi.ScoreFacts, c []abi.Candidate, _ []abi.Detail) {
+		for i := range c {
+			c[i].Media = 4
+		}
+		c[1].MediaSent, c[2].MediaSent = 1, 4
+	}, [3]float32{0, 0.25, 1}, "share"},
+	{"aggregated", "mm_cache", nil, 3, func(_ *abi.ScoreFacts, c []abi.Candidate, _ []abi.Detail) { c[1].Media, c[1].MediaSent = 1, 1 }, [3]float32{0, 1, 0}, "share"},
+	{"decode after prefill", "mm_cache", nil, 2, func(_ *abi.ScoreFacts, c []abi.Candidate, _ []abi.Detail) { c[1].Media, c[1].MediaSent = 1, 1 }, [3]float32{}, "share"},
+	{"no media", "mm_cache", nil, 1, func(*abi.ScoreFacts, []abi.Candidate, []abi.Detail) {}, [3]float32{}, "share"},
+
 	{"values", "label_filter", map[string]string{"label": "tier", "values": "gold silver"}, 1, func(_ *abi.ScoreFacts, _ []abi.Candidate, d []abi.Detail) {
 		labels(&d[0], map[string]string{"tier": "silver"})
 		labels(&d[1], map[string]string{"tier": "bronze"})

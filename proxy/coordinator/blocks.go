@@ -9,6 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/mediacache"
 )
 
 // State is the knowledge of a Local beside the loads. If a field is nil, the policies do
@@ -19,11 +20,12 @@ type State struct {
 	Trust         *indexcheck.Check
 }
 
-// Key identifies a prompt among earlier ones: its blocks in each form that Cut requested, and its
-// conversation. Place sets the scope of the conversation.
+// Key identifies a prompt among earlier ones: its blocks in each form that Cut requested, its
+// conversation and its media. Place sets the scope of the conversation.
 type Key struct {
 	Conversation conversation.Query
 	Chains       []Chain
+	Media        []mediacache.Hash // at most mediacache.MaxMedia, each once; needs abi.NeedMedia
 }
 
 // Chain is the complete blocks of a prompt in one form.

@@ -67,7 +67,7 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *PlacementRequest, now time
 	load := counter.View(now)
 	c.Requests, c.Tokens, c.Usage, c.TokenMicros = load.Requests, load.Tokens, load.Usage, load.PrefillMicros
 	if t.needs != 0 || t.adapter != "" {
-		t.addNeeded(r, c, &load, now)
+		t.addNeeded(r, c, a, &load, now)
 	}
 	if counter.Full(now) && r.Target != a.Same.Prefill && r.Target != a.Same.Decode {
 		f = full
@@ -89,7 +89,7 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *PlacementRequest, now time
 }
 
 // addNeeded adds the facts about row c that only some policies need, or only requests for an adapter.
-func (t *table) addNeeded(r *engine.Row, c *abi.Candidate, v *load.View, now time.Time) {
+func (t *table) addNeeded(r *engine.Row, c *abi.Candidate, a *PlacementRequest, v *load.View, now time.Time) {
 	if t.needs&abi.NeedDetails != 0 || t.adapter != "" {
 		t.addReported(r, c, now)
 	}
@@ -103,6 +103,9 @@ func (t *table) addNeeded(r *engine.Row, c *abi.Candidate, v *load.View, now tim
 	}
 	if t.turn.Number != 0 {
 		c.Home = homes(t.turn, r.Target)
+	}
+	if media := a.Key.Media; len(media) != 0 && t.needs&abi.NeedMedia != 0 {
+		c.Media, c.MediaSent = uint8(len(media)), uint8(r.Media[r.Rank].Count(media))
 	}
 }
 

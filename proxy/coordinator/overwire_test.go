@@ -111,6 +111,7 @@ func TestOverTheWire(t *testing.T) {
 		"Cut":                            TestCut,
 		"Computed":                       TestComputed,
 		"Costs":                          TestCosts,
+		"Media":                          TestMedia,
 	} {
 		t.Run(name, test)
 	}

@@ -297,6 +297,9 @@ func (l *Local) commit(ctx context.Context, d Decider, a *PlacementRequest, t *t
 	if a.Prefill.Instance == nil {
 		charge.Queued = max(0, prompt-t.place.Candidates[row].Matched())
 		computer.Load[computer.Rank].Placed(charge.Queued, now)
+		if len(a.Key.Media) != 0 {
+			computer.Media[computer.Rank].Sent(a.Key.Media)
+		}
 		if t.needs&abi.NeedPredictions != 0 {
 			g.lease.times = t.measure(prompt, chosen, &g.Placement, now)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/state/mediacache"
 	"github.com/pdproxy/pdproxy/proxy/state/predict"
 )
 
@@ -63,6 +64,7 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 	}
 	i.Load = make([]load.Counter, spec.Ranks)
 	i.Queues = make([]predict.Target, spec.Ranks)
+	i.Media = make([]mediacache.Cache, spec.Ranks)
 	if r.o.APIKey != nil {
 		if i.APIKey, err = r.o.APIKey(spec); err != nil {
 			return nil, err

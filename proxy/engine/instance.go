@@ -17,6 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/state/mediacache"
 	"github.com/pdproxy/pdproxy/proxy/state/predict"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -108,6 +109,8 @@ type Instance struct {
 	// slots. So no code may note exact blocks in the slots of an instance that is Gone. A
 	// late guess does no harm, because it expires.
 	KV []kvindex.Target
+	// Media has the media that each rank was lately sent, if a policy needs them.
+	Media []mediacache.Cache
 	// Transfers is the speed of KV transfers from this instance as prefill, over all
 	// its pairs. Tokens are prompt tokens.
 	Transfers load.Speed

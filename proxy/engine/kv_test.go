@@ -9,6 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/state/mediacache"
 )
 
 // TestKVSlots: each rank has a separate slot while the registry has the instance. After a
@@ -42,6 +43,7 @@ func TestKVSlots(t *testing.T) {
 			index.Store(slot, kvindex.GPU, blocks)
 		}
 		a.Load[1].Report(load.Report{At: time.Now(), Every: time.Hour, Running: 9}, a.Load[1].Mark())
+		a.Media[1].Sent([]mediacache.Hash{7})
 		if got := held(); got != [3]uint32{2, 2, 2} {
 			t.Fatalf("held %v", got)
 		}
@@ -54,6 +56,9 @@ func TestKVSlots(t *testing.T) {
 		}
 		if v := a.Load[1].View(time.Now()); v.Requests != 0 {
 			t.Errorf("load of a's former process remains: %+v", v)
+		}
+		if n := a.Media[1].Count([]mediacache.Hash{7}); n != 0 {
+			t.Errorf("media of a's former process remain")
 		}
 		f.must(t, f.Remove("b", 0))
 		time.Sleep(drainPoll)

@@ -337,6 +337,7 @@ func (r *Registry) restarted(i *Instance) (pairs []*Pair) {
 	pairs = r.pairs.drop(i.ID)
 	for rank := range i.Load {
 		i.Load[rank].Forget()
+		i.Media[rank].Forget()
 	}
 	for _, slot := range i.KV {
 		r.o.Index.Clear(slot)

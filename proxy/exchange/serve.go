@@ -198,7 +198,7 @@ func (x *exchange) describe() error {
 	}
 	ask.Request = abi.RequestFacts{PromptTokens: x.req.PromptTokens, MaxTokens: x.req.MaxTokens, N: x.req.N, Stream: x.req.Stream}
 	needs := x.run.Coordinator.Needs()
-	if needs&(abi.NeedPrompt|abi.NeedTraits|abi.NeedHeaders|abi.NeedIdentity) != 0 {
+	if needs&(abi.NeedPrompt|abi.NeedTraits|abi.NeedHeaders|abi.NeedIdentity|abi.NeedMedia) != 0 {
 		if err := x.describeForPolicies(needs); err != nil {
 			return err
 		}
@@ -234,6 +234,9 @@ func (x *exchange) describeForPolicies(needs abi.Needs) error {
 	if needs&abi.NeedTraits != 0 {
 		r.Traits = prompt.Traits(&x.req)
 		r.TokenMicros = uint32(min(x.journal.TokenTime.Microseconds(), math.MaxUint32))
+	}
+	if needs&abi.NeedMedia != 0 {
+		x.placing.ask.Key.Media = x.prompt.Media(&x.req)
 	}
 	if needs&abi.NeedHeaders != 0 {
 		r.Headers = declared(x.client.Header(), x.run.Coordinator.Headers())

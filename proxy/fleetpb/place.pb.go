@@ -131,6 +131,7 @@ type Place struct {
 	EndHashes     []uint64               `protobuf:"fixed64,39,rep,packed,name=end_hashes,json=endHashes,proto3" json:"end_hashes,omitempty"`    // for each end
 	Turn          *Turn                  `protobuf:"bytes,40,opt,name=turn,proto3" json:"turn,omitempty"`                                        // the result of an earlier look-up
 	TokenLimitUs  uint32                 `protobuf:"varint,41,opt,name=token_limit_us,json=tokenLimitUs,proto3" json:"token_limit_us,omitempty"` // abi.Traits.TokenMicros
+	Media         []uint64               `protobuf:"fixed64,42,rep,packed,name=media,proto3" json:"media,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -450,6 +451,13 @@ func (x *Place) GetTokenLimitUs() uint32 {
 		return x.TokenLimitUs
 	}
 	return 0
+}
+
+func (x *Place) GetMedia() []uint64 {
+	if x != nil {
+		return x.Media
+	}
+	return nil
 }
 
 // Header is a header of a request that a policy declares.
@@ -1531,7 +1539,7 @@ var File_place_proto protoreflect.FileDescriptor
 
 const file_place_proto_rawDesc = "" +
 	"\n" +
-	"\vplace.proto\x12\rpdproxy.fleet\"\x8f\n" +
+	"\vplace.proto\x12\rpdproxy.fleet\"\xa5\n" +
 	"\n" +
 	"\x05Place\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x14\n" +
@@ -1581,7 +1589,8 @@ const file_place_proto_rawDesc = "" +
 	"\n" +
 	"end_hashes\x18' \x03(\x06R\tendHashes\x12'\n" +
 	"\x04turn\x18( \x01(\v2\x13.pdproxy.fleet.TurnR\x04turn\x12$\n" +
-	"\x0etoken_limit_us\x18) \x01(\rR\ftokenLimitUs\"D\n" +
+	"\x0etoken_limit_us\x18) \x01(\rR\ftokenLimitUs\x12\x14\n" +
+	"\x05media\x18* \x03(\x06R\x05media\"D\n" +
 	"\x06Header\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x10\n" +

@@ -52,6 +52,17 @@ func (m *Place) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.Media) > 0 {
+		for iNdEx := len(m.Media) - 1; iNdEx >= 0; iNdEx-- {
+			i -= 8
+			binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.Media[iNdEx]))
+		}
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Media)*8))
+		i--
+		dAtA[i] = 0x2
+		i--
+		dAtA[i] = 0xd2
+	}
 	if m.TokenLimitUs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.TokenLimitUs))
 		i--
@@ -1436,6 +1447,7 @@ func (m *Place) ResetVT() {
 		f4 := m.EndBlocks[:0]
 		f5 := m.EndHashes[:0]
 		m.Turn.ReturnToVTPool()
+		f6 := m.Media[:0]
 		m.Reset()
 		m.Headers = f0
 		m.Excluded = f1
@@ -1443,6 +1455,7 @@ func (m *Place) ResetVT() {
 		m.OwnChain = f3
 		m.EndBlocks = f4
 		m.EndHashes = f5
+		m.Media = f6
 	}
 }
 func (m *Place) ReturnToVTPool() {
@@ -1796,6 +1809,9 @@ func (m *Place) SizeVT() (n int) {
 	}
 	if m.TokenLimitUs != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.TokenLimitUs))
+	}
+	if len(m.Media) > 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(len(m.Media)*8)) + len(m.Media)*8
 	}
 	n += len(m.unknownFields)
 	return n
@@ -3369,6 +3385,58 @@ func (m *Place) UnmarshalVTUnsafe(dAtA []byte) error {
 				if b < 0x80 {
 					break
 				}
+			}
+		case 42:
+			if wireType == 1 {
+				var v uint64
+				if (iNdEx + 8) > l {
+					return io.ErrUnexpectedEOF
+				}
+				v = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
+				iNdEx += 8
+				m.Media = append(m.Media, v)
+			} else if wireType == 2 {
+				var packedLen int
+				for shift := uint(0); ; shift += 7 {
+					if shift >= 64 {
+						return protohelpers.ErrIntOverflow
+					}
+					if iNdEx >= l {
+						return io.ErrUnexpectedEOF
+					}
+					b := dAtA[iNdEx]
+					iNdEx++
+					packedLen |= int(b&0x7F) << shift
+					if b < 0x80 {
+						break
+					}
+				}
+				if packedLen < 0 {
+					return protohelpers.ErrInvalidLength
+				}
+				postIndex := iNdEx + packedLen
+				if postIndex < 0 {
+					return protohelpers.ErrInvalidLength
+				}
+				if postIndex > l {
+					return io.ErrUnexpectedEOF
+				}
+				var elementCount int
+				elementCount = packedLen / 8
+				if elementCount != 0 && len(m.Media) == 0 && cap(m.Media) < elementCount {
+					m.Media = make([]uint64, 0, elementCount)
+				}
+				for iNdEx < postIndex {
+					var v uint64
+					if (iNdEx + 8) > l {
+						return io.ErrUnexpectedEOF
+					}
+					v = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
+					iNdEx += 8
+					m.Media = append(m.Media, v)
+				}
+			} else {
+				return fmt.Errorf("proto: wrong wireType = %d for field Media", wireType)
 			}
 		default:
 			iNdEx = preIndex

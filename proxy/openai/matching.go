@@ -74,6 +74,72 @@ func (r *Request) Media() (images, audio bool) {
 	return images, audio
 }
 
+// MediaParts visits the images, sounds and videos of the prompt that an engine encodes: the raw value
+// with the URL or the content of each one. The types and fields are those of Media, and vLLM's
+// video_url. A part with a uuid, by which vLLM finds media of earlier requests
+// (vllm/renderers/chat_utils/chat_message.py), is visited as its uuid.
+func (r *Request) MediaParts(yield func(raw []byte) bool) {
+	more := true
+	for _, key := range [...]string{"image_data", "audio_data", "video_data"} {
+		v, _ := r.Get(key)
+		c := Cursor{Text: v}
+		switch {
+		case IsNull(v):
+		case v[0] != '[':
+			more = more && yield(v)
+		default:
+			for c.Open('['); more && c.Next(']'); {
+				more = yield(c.Skip())
+			}
+		}
+	}
+	if r.Prompt != PromptMessages {
+		return
+	}
+	c := Cursor{Text: r.PromptRaw()}
+	c.Walk("", 0, func(key string, lists int, value []byte) bool {
+		if more && lists == 1 && value[0] == '{' && (key == "content" || key == "output") {
+			if m := medium(value); !IsNull(m) {
+				more = yield(m)
+				return false
+			}
+		}
+		return more
+	})
+}
+
+// medium returns what identifies the medium of a part; nothing for parts without a medium.
+func medium(part []byte) []byte {
+	kind, _ := Find(part, "type")
+	field := ""
+	switch string(kind) {
+	case `"image_url"`, `"audio_url"`, `"video_url"`, `"input_audio"`:
+		field = string(kind[1 : len(kind)-1])
+	case `"input_image"`:
+		field = "image_url"
+	case `"image"`:
+		field = "source"
+	default:
+		return nil
+	}
+	if id, _ := Find(part, "uuid"); !IsNull(id) {
+		return id
+	}
+	v, _ := Find(part, field)
+	if IsNull(v) {
+		v = part // input_image has a file_id beside its type
+	}
+	for _, key := range [...]string{"url", "data", "file_id"} {
+		if m, _ := Find(v, key); !IsNull(m) {
+			return m
+		}
+	}
+	if v[0] == '{' {
+		return nil
+	}
+	return v
+}
+
 // PromptText returns bytes that represent the prompt if its token ids are not known:
 // the raw text of a string between its quotes, or the raw list of messages or token ids
 // up to the end of its last element. So the bytes of a longer list begin with those of

@@ -179,3 +179,35 @@ func TestMediaAndTools(t *testing.T) {
 		}
 	}
 }
+
+// TestMediaParts: each medium is visited by what identifies it.
+func TestMediaParts(t *testing.T) {
+	for _, tt := range []struct {
+		api  API
+		body string
+		want []string
+	}{
+		{Chat, `{"messages":[{"role":"user","content":"{\"type\":\"image_url\"}"}]}`, nil},
+		{Chat, `{"messages":[{"content":[{"type":"text","text":"x"},{"type":"image_url","image_url":{"detail":"low","url":"http://a"}},{"image_url":"http://b","type":"image_url"}]}]}`, []string{`"http://a"`, `"http://b"`}},
+		{Chat, `{"messages":[{"content":[{"type":"audio_url","audio_url":{"url":"c"}},{"type":"video_url","video_url":{"url":"d"}}]},{"content":[{"type":"input_audio","input_audio":{"format":"wav","data":"e"}}]}]}`, []string{`"c"`, `"d"`, `"e"`}},
+		{Chat, `{"messages":[{"content":[{"type":"image_url","image_url":{"url":"a"},"uuid":"u"},{"type":"image_url","image_url":null,"uuid":"v"},{"type":"image_url","image_url":null},{"type":"image_url"},{"type":"image_url","image_url":{}}]}]}`, []string{`"u"`, `"v"`}},
+		{Chat, `{"messages":[{"tool_calls":[{"type":"image_url","image_url":"a"}],"content":[{"type":"text","text":{"type":"image_url","image_url":"b"}}]}]}`, nil},
+		{Responses, `{"input":[{"role":"user","content":[{"type":"input_image","image_url":"a"},{"type":"input_image","file_id":"f"}]},{"type":"function_call_output","output":[{"type":"input_image","image_url":"b"}]}]}`, []string{`"a"`, `"f"`, `"b"`}},
+		{Messages, `{"messages":[{"content":[{"type":"image","source":{"type":"base64","media_type":"image/png","data":"a"}},{"type":"tool_result","content":[{"type":"image","source":{"type":"url","url":"b"}}]}]}]}`, []string{`"a"`, `"b"`}},
+		{Generate, `{"text":"x","image_data":"a","audio_data":["b",["c"]],"video_data":null}`, []string{`"a"`, `"b"`, `["c"]`}},
+	} {
+		r := parsed(t, tt.api, tt.body)
+		var got []string
+		for raw := range r.MediaParts {
+			got = append(got, string(raw))
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %q, want %q", tt.body, got, tt.want)
+		}
+		calls := 0
+		r.MediaParts(func([]byte) bool { calls++; return false })
+		if calls != min(len(tt.want), 1) {
+			t.Errorf("%s: %d calls after the end", tt.body, calls)
+		}
+	}
+}

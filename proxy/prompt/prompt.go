@@ -17,6 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/mediacache"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
@@ -76,6 +77,7 @@ type Prompt struct {
 	seed   kvindex.Hash     // seed of the first block of the text
 	at     []int32          // positions of the ends
 	ends   []conversation.End
+	media  [mediacache.MaxMedia]mediacache.Hash
 }
 
 // maxKept is the number of token ids or blocks up to which a Prompt keeps its memory

@@ -12,6 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/mediacache"
 )
 
 // maxChains bounds the forms of a prompt.
@@ -54,6 +55,9 @@ func appendPlace(dst []byte, m *fleetpb.Place, lease uint64, a *coordinator.Plac
 	}
 	if m.Chain == 0 {
 		m.OwnChain = numbers(q.Chain)
+	}
+	for _, hash := range a.Key.Media {
+		m.Media = append(m.Media, uint64(hash))
 	}
 	if a.Lookup.Done {
 		m.Turn = a.Lookup.Turn.Message()
@@ -254,6 +258,9 @@ func (h *heard) readKey() {
 	} else if len(m.OwnChain) > 0 {
 		q.Chain = hashes(m.OwnChain)
 	}
+	for _, hash := range m.Media[:min(len(m.Media), mediacache.MaxMedia)] {
+		h.Key.Media = append(h.Key.Media, mediacache.Hash(hash))
+	}
 	if m.Turn == nil {
 		h.readEnds()
 	}
@@ -292,7 +299,7 @@ func (h *heard) drop() {
 	for _, c := range m.Chains {
 		c.Hashes = kept(c.Hashes)
 	}
-	m.OwnChain, m.EndHashes, m.EndBlocks, m.Excluded = kept(m.OwnChain), kept(m.EndHashes), kept(m.EndBlocks), kept(m.Excluded)
+	m.OwnChain, m.EndHashes, m.EndBlocks, m.Excluded, m.Media = kept(m.OwnChain), kept(m.EndHashes), kept(m.EndBlocks), kept(m.Excluded), kept(m.Media)
 	m.ResetVT()
 	h.placed.ResetVT()
 	clear(h.Excluded)
@@ -301,7 +308,7 @@ func (h *heard) drop() {
 		h.within[i] = kept(list)
 	}
 	clear(h.Key.Chains)
-	h.PlacementRequest = coordinator.PlacementRequest{Excluded: kept(h.Excluded)[:0], Key: coordinator.Key{Chains: h.Key.Chains[:0]}}
+	h.PlacementRequest = coordinator.PlacementRequest{Excluded: kept(h.Excluded)[:0], Key: coordinator.Key{Chains: h.Key.Chains[:0], Media: h.Key.Media[:0]}}
 }
 
 // kept returns the memory of a list that is not too large to be kept.

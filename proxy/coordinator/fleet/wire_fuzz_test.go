@@ -21,6 +21,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/fleetpb"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/mediacache"
 )
 
 // asks returns requests that together set every field.
@@ -39,7 +40,7 @@ func asks(w *world, t testing.TB) []*coordinator.PlacementRequest {
 		{Model: "m", Only: coordinator.Pair{Prefill: q, Decode: d}, Within: coordinator.Within{Decode: []*engine.Instance{d.Instance}}},
 		{Key: coordinator.Key{Chains: text, Conversation: conversation.Query{Chain: chain, First: true}}},
 		{Key: coordinator.Key{Chains: text, Conversation: conversation.Query{Chain: chain, EndsFrom: 1, Ends: []conversation.End{{Blocks: 1, Hash: 5}, {Blocks: 1, Hash: 6}, {Blocks: 3, Hash: 7}}}}},
-		{Key: coordinator.Key{Conversation: conversation.Query{ID: "child", Parent: "x"}}},
+		{Key: coordinator.Key{Conversation: conversation.Query{ID: "child", Parent: "x"}, Media: []mediacache.Hash{1, 1 << 63}}},
 		{Key: coordinator.Key{Conversation: conversation.Query{Ends: []conversation.End{{Hash: 7}}}}},
 		{Key: coordinator.Key{Chains: text[:1], Conversation: conversation.Query{ID: "x", Chain: chain}}, Lookup: coordinator.Lookup{Turn: table.Look(conversation.Query{ID: "x"}), Done: true}},
 	}
@@ -68,6 +69,9 @@ func TestAsksAndAdoptions(t *testing.T) {
 		}
 		if len(got.Key.Chains) == 0 {
 			got.Key.Chains = nil
+		}
+		if len(got.Key.Media) == 0 {
+			got.Key.Media = nil
 		}
 		want := *a
 		want.Request.Turn, want.Request.Conversation = a.Lookup.Turn.Number, string(a.Lookup.Turn.Key.AppendText(nil))
