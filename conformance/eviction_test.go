@@ -68,10 +68,8 @@ func TestEvictedInPrefill(t *testing.T) {
 func TestEvictedBetweenTheLegs(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := evicting(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 20000)})
-		if connector != enginesim.ConnectorVLLMStore { // its engines hold no blocks for each other
-			f.leaveStream()
-			f.settled()
-		}
+		f.leaveStream()
+		f.settled()
 		for _, d := range f.decode {
 			d.SetFault("", 0, "head")
 		}

@@ -166,13 +166,15 @@ func (f *fleet) leaveStream() {
 func TestClientLeavesBetweenTheLegs(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 20000)})
-		if connector == enginesim.ConnectorVLLMStore { // its engines hold no blocks for each other
-			f.leaveBetweenLegs(chatPath, chat(long, 20, true))
-			return
-		}
 		f.leaveStream()
 		f.settled()
 		f.leaveBetweenLegs(chatPath, chat(long, 20, true))
+		if connector == enginesim.ConnectorVLLMStore { // its engines hold no blocks for each other
+			if n := f.metric("pdproxy_kv_cleanups_total"); n != 0 {
+				t.Errorf("the proxy made %v clean-ups", n)
+			}
+			return
+		}
 		f.cleanupCounted()
 		if n := f.metric("pdproxy_kv_cleanups_total", `how="engine_timeout"`); n > 1 {
 			t.Errorf("the proxy left %v clean-ups to the engines' time-outs", n)
@@ -196,6 +198,7 @@ func (f *fleet) leaveBetweenLegs(path, body string) {
 	f.eventually("the proxy has noticed", func() bool { return f.metric("pdproxy_leases_open") == 0 }) // else decode may still answer it
 	for _, d := range f.decode {
 		d.SetFault("", 0, "")
+		f.eventually("decode has noticed", func() bool { return d.State().RequestsHanging == 0 })
 	}
 	f.settled()
 }
@@ -204,7 +207,8 @@ func (f *fleet) leaveBetweenLegs(path, body string) {
 func (f *fleet) heldForDecode() bool {
 	for _, e := range append(f.prefill, f.decode...) { // with some protocols decode already holds the blocks
 		s := e.State()
-		if s.BlocksPinned > 0 || s.RequestsWaiting > 0 || f.connector == enginesim.ConnectorVLLMStore && s.OutputTokens > 0 {
+		// Engines of vllm-store hold nothing for each other: decode hangs when prefill has answered.
+		if s.BlocksPinned > 0 || s.RequestsWaiting > 0 || f.connector == enginesim.ConnectorVLLMStore && s.RequestsHanging > 0 {
 			return true
 		}
 	}

@@ -144,6 +144,7 @@ func TestPanicWhileAnAttemptWaits(t *testing.T) {
 		hangs     string // this engine receives its leg and does not answer, and the call of the leg panics
 		write     string // the relay panics when it writes this
 		refuses   bool   // decode refuses its leg, and the search for another engine panics
+		computes  bool   // prefill has not answered when the relay panics
 		cleanup   string // the label of the clean-up calls; "": there are none
 		calls     int
 	}{
@@ -154,6 +155,7 @@ func TestPanicWhileAnAttemptWaits(t *testing.T) {
 		"for concurrent prefill":   {connector: "sglang", hangs: "p0", cleanup: "abort_rid", calls: 2},
 		"for concurrent decode":    {connector: "sglang", hangs: "d0", cleanup: "abort_rid", calls: 2},
 		"in a relay with two legs": {connector: "sglang", write: world.EventB, cleanup: "abort_rid", calls: 1}, // on decode, which may still generate
+		"in a relay with prefill":  {connector: "sglang", write: world.EventB, computes: true, cleanup: "abort_rid", calls: 2},
 	} {
 		world.Run(t, name, func(t *testing.T) {
 			engines := []*world.Engine{
@@ -161,7 +163,7 @@ func TestPanicWhileAnAttemptWaits(t *testing.T) {
 					switch {
 					case strings.Contains(c.Leg.Path, "abort"):
 						c.JSON(200, "{}")
-					case tt.hangs == "p0" || tt.connector == "sglang" && tt.hangs != "":
+					case tt.hangs == "p0" || tt.connector == "sglang" && tt.hangs != "" || tt.computes:
 						c.Hold()
 					case tt.connector == "sglang":
 						c.JSON(200, `{"choices":[{"text":"x","finish_reason":"length"}]}`)
@@ -181,7 +183,11 @@ func TestPanicWhileAnAttemptWaits(t *testing.T) {
 					case tt.refuses:
 						c.Send("HTTP/1.1 503 x\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
 					default:
-						c.Stream(world.EventA, world.EventB, world.Done)
+						c.Send(world.StreamHead)
+						c.Chunks(world.EventA)
+						time.Sleep(time.Millisecond) // until the proxy has read prefill's answer
+						c.Chunks(world.EventB, world.Done)
+						c.Send("0\r\n\r\n")
 					}
 				}},
 			}
@@ -211,6 +217,17 @@ func TestPanicWhileAnAttemptWaits(t *testing.T) {
 			synctest.Wait()
 			if all, n := w.Metric("pdproxy_kv_cleanups_total"), w.Cleaned(tt.cleanup); all != float64(tt.calls) || tt.calls > 0 && n != all {
 				t.Errorf("got %v clean-ups, %v of them %s; want %d", all, n, tt.cleanup, tt.calls)
+			}
+			for _, e := range engines {
+				n := 0
+				for _, leg := range e.Seen() {
+					if strings.Contains(leg.Path, "abort") || isCleanup(leg) {
+						n++
+					}
+				}
+				if n > 1 {
+					t.Errorf("%s got %d clean-ups", e.Name, n)
+				}
 			}
 			known := w.Registry.Snapshot()
 			p, d := engine.Target{Instance: known.Instance("p0")}, engine.Target{Instance: known.Instance("d0")}

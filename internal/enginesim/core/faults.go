@@ -54,6 +54,7 @@ const StreamEventsBeforeFault = 3
 // faults decides which requests get a fault. It is safe for concurrent use.
 type faults struct {
 	hangs atomic.Value // string, the phase that hangs
+	hung  atomic.Int32 // requests that hang now
 
 	mu       sync.Mutex
 	rate     float64
@@ -154,6 +155,8 @@ func (f *faults) hang(ctx context.Context, phase string) error {
 	if !f.hanging(phase) {
 		return nil
 	}
+	f.hung.Add(1)
+	defer f.hung.Add(-1)
 	<-ctx.Done()
 	return context.Cause(ctx)
 }

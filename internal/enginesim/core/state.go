@@ -20,6 +20,8 @@ type State struct {
 	RequestsRunning int `json:"requests_running"`
 	// RequestsWaiting wait for blocks, a slot or a transfer.
 	RequestsWaiting int `json:"requests_waiting"`
+	// RequestsHanging hang by the fault Config.Hang.
+	RequestsHanging int `json:"requests_hanging"`
 	// Requests counts sequences that reached the engine.
 	Requests int64 `json:"requests"`
 	// Transfers counts KV transfers that this engine served to peers, pushed to
@@ -76,7 +78,8 @@ type counters struct {
 // State returns a snapshot. A killed engine holds nothing.
 func (e *Engine) State() State {
 	s := State{
-		Requests: e.Stats.Requests.Load(), Transfers: e.Stats.Transfers.Load(), Aborted: e.Stats.Aborted.Load(),
+		RequestsHanging: int(e.Faults.hung.Load()),
+		Requests:        e.Stats.Requests.Load(), Transfers: e.Stats.Transfers.Load(), Aborted: e.Stats.Aborted.Load(),
 		Errors: e.Stats.errors.Load(), Rejected: e.Stats.Rejected.Load(),
 		PromptTokens: e.Stats.promptTokens.Load(), CachedTokens: e.Stats.cachedTokens.Load(), OutputTokens: e.Stats.OutputTokens.Load(),
 		Tokenized: e.Stats.Tokenized.Load(), StrayIDs: e.Stats.StrayIDs.Load(),
