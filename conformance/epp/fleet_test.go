@@ -46,10 +46,11 @@ func TestFleetOverTLS(t *testing.T) {
 	if n := w.metric(t, "pdproxy_exchanges_total", `outcome="ok"`); n != 40 {
 		t.Errorf("the fleet counts %v requests, want 40", n)
 	}
-	before := w.workers(t)
-	if len(before) != 2 {
-		t.Fatalf("workers %v", before)
-	}
+	var before []int
+	until(t, "both workers have connected", func() bool {
+		before = w.workers(t)
+		return len(before) == 2
+	})
 	if err := syscall.Kill(before[0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

@@ -28,6 +28,7 @@ type world struct {
 	listeners map[string]*listener
 	lease     string     // of the engines
 	running   int        // requests that an engine computes at the same time
+	token     int        // microseconds that an engine needs for a token
 	config    string     // of the picker
 	admin     string     // URL of the picker's admin address
 	kind      *kind      // of the sidecars
@@ -47,6 +48,7 @@ type setting struct {
 	tables string // tables of the picker's configuration
 
 	running int // requests that an engine computes at the same time; 0 is the number of the engine, 256
+	token   int // microseconds that an engine needs for a token of an answer
 }
 
 // newWorld starts all processes and waits until each of them serves.
@@ -54,7 +56,7 @@ func newWorld(t *testing.T, s setting) *world {
 	if s.kind == nil {
 		s.kind = &pdproxySidecar
 	}
-	w := &world{kind: s.kind, lease: s.lease, running: s.running, engines: map[string]*process{}, addrs: map[string]string{}, listeners: map[string]*listener{
+	w := &world{kind: s.kind, lease: s.lease, running: s.running, token: s.token, engines: map[string]*process{}, addrs: map[string]string{}, listeners: map[string]*listener{
 		"closed":        {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED"},
 		"open":          {Request: "FULL_DUPLEX_STREAMED", Response: "FULL_DUPLEX_STREAMED", Open: true},
 		"open-buffered": {Request: "BUFFERED", Response: "NONE", Open: true},
@@ -91,7 +93,7 @@ func (w *world) engine(t *testing.T, name, role string) (addr string) {
 		addr = free(t)
 	}
 	w.addrs[name] = addr
-	w.engines[name] = start(t, name, pdproxy(t), "sim", "--connector", "vllm-nixl", "--role", role, "--listen", addr, "--name", name, "--kv-blocks", "200000", "--lease", cmp.Or(w.lease, "30s"), "--max-running", strconv.Itoa(cmp.Or(w.running, 256)))
+	w.engines[name] = start(t, name, pdproxy(t), "sim", "--connector", "vllm-nixl", "--role", role, "--listen", addr, "--name", name, "--kv-blocks", "200000", "--lease", cmp.Or(w.lease, "30s"), "--max-running", strconv.Itoa(cmp.Or(w.running, 256)), "--decode-us-per-token", strconv.Itoa(w.token))
 	until(t, name, func() bool { status, _ := get("http://" + addr + "/health"); return status == 200 })
 	return addr
 }

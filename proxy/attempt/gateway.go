@@ -10,6 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -32,8 +33,9 @@ type Gateway interface {
 	// its last bytes.
 	Used(Used)
 	// Stop ends the answer, which has begun, before its end: with a last event if the gateway shows
-	// bodies and event is not empty, otherwise by a cut of the client's connection.
-	Stop(event []byte)
+	// bodies and event is not empty. Otherwise the client gets e if it has no byte of the answer, else a
+	// cut of its connection.
+	Stop(e *openai.Error, event []byte)
 }
 
 // Used is the cost of an answer.

@@ -123,14 +123,14 @@ func (o *observation) used() Used {
 
 // stop ends the client's answer, because the proxy has ended the request for one of a higher class.
 func (o *observation) stop() {
-	env := o.a.env
+	env, e := o.a.env, o.a.env.Stopped()
 	env.Journal.Outcome = telemetry.OutcomeBroken
 	env.Journal.Broken(openai.CodeEvicted.String(), nil)
 	var event []byte
 	if o.stream() && o.events.Held() == 0 && !o.events.MidEvent() { // the client has every byte
-		event = env.Request.API.AppendErrorEvent(nil, env.Stopped(), o.events.NextSequence())
+		event = env.Request.API.AppendErrorEvent(nil, e, o.events.NextSequence())
 	}
-	o.g.Stop(event)
+	o.g.Stop(e, event)
 }
 
 // ok reports whether the engine has answered the request.

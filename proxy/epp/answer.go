@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/mem"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // reply is the answer of this process, for a request that the gateway does not send.
@@ -129,7 +131,7 @@ func (st *stream) Next(ctx context.Context) ([]byte, error) {
 	if m.of != fieldResponseBody {
 		return nil, errOrder
 	}
-	st.shown = m
+	st.shown, st.answerBegun = m, true
 	if st.responseMode == filter.ProcessingMode_FULL_DUPLEX_STREAMED {
 		m.over = m.over || st.endArrived() // one message less
 		st.answerOver = m.over
@@ -147,10 +149,12 @@ func (st *stream) seen(m *incoming) []byte {
 	return m.body
 }
 
-// Stop implements attempt.Gateway.
-func (st *stream) Stop(event []byte) {
-	if st.responseMode != filter.ProcessingMode_FULL_DUPLEX_STREAMED || len(event) == 0 || st.rpc != nil {
-		st.cuts = true
+// Stop implements attempt.Gateway. The event takes the place of the next part of the body: Envoy refuses a
+// part before it has sent the first one.
+func (st *stream) Stop(e *openai.Error, event []byte) {
+	if st.responseMode != filter.ProcessingMode_FULL_DUPLEX_STREAMED || !st.answerBegun || len(event) == 0 || st.rpc != nil {
+		st.cuts, st.unsent = true, true
+		downstream.Error(st, e)
 		return
 	}
 	st.answerOver = true

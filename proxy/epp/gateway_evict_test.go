@@ -46,18 +46,24 @@ func (g *gateway) urgent(f func()) {
 	}
 }
 
-// TestGatewayEvicts: the gateway answers an evicted request with 429 before the head of the answer. It
-// ends a stream with an error event if the picker sees the body, and cuts it otherwise.
+// evicted receives the reply for an evicted request.
+func (x *exchanged) evicted() {
+	x.t.Helper()
+	r := x.receive().GetImmediateResponse()
+	if s := r.GetStatus().GetCode(); s != 429 || setBy(r.GetHeaders())["retry-after"] != "1" || !strings.Contains(string(r.GetBody()), `"code":"evicted"`) {
+		x.t.Errorf("%d %v %s", s, r.GetHeaders(), r.GetBody())
+	}
+}
+
+// TestGatewayEvicts: the gateway ends a stream with an error event if the picker sees the body. Otherwise
+// it gets the reply 429, with which it answers or cuts, and an error if the head has passed.
 func TestGatewayEvicts(t *testing.T) {
 	batch := []string{"x-priority", "batch"}
 	t.Run("before the head", func(t *testing.T) {
 		g := newEvictingGateway(t)
 		x := g.ask(duplex, nil, batch, world.Completions(true)).decided()
 		g.urgent(func() {
-			x.immediate = x.receive().GetImmediateResponse()
-			if s := x.immediate.GetStatus().GetCode(); s != 429 || setBy(x.immediate.GetHeaders())["retry-after"] != "1" || !strings.Contains(string(x.immediate.GetBody()), `"code":"evicted"`) {
-				t.Errorf("%d %v %s", s, x.immediate.GetHeaders(), x.immediate.GetBody())
-			}
+			x.evicted()
 			if err := x.ended(); err != nil {
 				t.Error(err)
 			}
@@ -79,26 +85,40 @@ func TestGatewayEvicts(t *testing.T) {
 		})
 	})
 	for name, tt := range map[string]struct {
-		m    modes
-		part string
+		mode  filter.ProcessingMode_BodySendMode
+		parts []string
 	}{
-		"within an event": {duplex, `data: {"choices":[{"te`},
-		"hidden body":     {modes{duplex.request, filter.ProcessingMode_NONE}, ""},
+		"before the body": {duplex.response, nil},
+		"within an event": {duplex.response, []string{`data: {"choices":[{"te`}},
+		"streamed body":   {filter.ProcessingMode_STREAMED, []string{world.EventA}},
+		"buffered body":   {filter.ProcessingMode_BUFFERED, nil},
+		"hidden body":     {filter.ProcessingMode_NONE, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newEvictingGateway(t)
-			x := g.ask(tt.m, nil, batch, world.Completions(true)).decided()
+			x := g.ask(modes{duplex.request, tt.mode}, nil, batch, world.Completions(true)).decided()
 			x.endless = true
-			if parts := []string{tt.part}; tt.part == "" {
-				x.answers(200, "text/event-stream", "")
-			} else {
-				x.answers(200, "text/event-stream", "", parts...)
-			}
+			x.answers(200, "text/event-stream", "", tt.parts...)
 			g.urgent(func() {
+				x.evicted()
 				if err := x.ended(); grpcstatus.Code(err) != codes.Aborted {
 					t.Errorf("the stream ended with %v, want a cut", err)
 				}
 			})
 		})
 	}
+	t.Run("gRPC call", func(t *testing.T) {
+		g := newEvictingGateway(t)
+		x := g.calls(duplex, "/vllm.grpc.engine.VllmEngine/Generate", framed(3, "text", 5, 1), batch...).decided()
+		x.endless = true
+		x.answers(200, "application/grpc", "", framed(1, inner(1, "\x01", 2, 3, 3, 1)))
+		g.urgent(func() {
+			if r := x.receive().GetImmediateResponse(); codes.Code(r.GetGrpcStatus().GetStatus()) != codes.ResourceExhausted {
+				t.Errorf("got %v", r)
+			}
+			if err := x.ended(); grpcstatus.Code(err) != codes.Aborted {
+				t.Errorf("the stream ended with %v, want a cut", err)
+			}
+		})
+	})
 }

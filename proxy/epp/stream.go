@@ -39,9 +39,9 @@ type stream struct {
 	bodyOver, trailers        bool      // the end of the request has come; it has trailers
 	forwarded                 bool      // the gateway has the decision
 	headPending               bool      // the gateway waits for the answer to the response's head
-	answerOver                bool      // the end of the response has come
+	answerBegun, answerOver   bool      // a part of the response's body, and the end of the response, have come
 	unsent                    bool      // the gateway gets the reply of this process although it has the decision
-	cuts                      bool      // the gateway must cut the answer
+	cuts                      bool      // the gateway must end the answer with the reply, or cut it
 	chosen                    string    // the first endpoint of the decision
 	shown                     *incoming // has the last bytes that Next has returned
 	early                     *incoming // has arrived, and the next call of next returns it; nil: none
@@ -339,6 +339,7 @@ func (st *stream) finish() error {
 	}
 	switch {
 	case st.cuts:
+		_ = st.sendReply() // a gateway that does not use it cuts the answer because of the error
 		return errCut
 	case st.ctx.Err() != nil:
 		return nil

@@ -45,10 +45,8 @@ func (x *exchange) evicted() *admission.EvictedError {
 }
 
 // noteEviction records that the request has ended for one of a higher class. The client learns when a new
-// request may succeed, if its answer has not begun.
+// request may succeed, if it has no byte of an answer.
 func (x *exchange) noteEviction(e *admission.EvictedError) {
 	x.journal.Evicted(e.Class, e.For, e.Reason(), e.Policy)
-	if !x.client.Begun() {
-		x.client.AnswerHeader().Set("Retry-After", strconv.FormatInt(e.RetrySeconds(), 10))
-	}
+	x.client.AnswerHeader().Set("Retry-After", strconv.FormatInt(e.RetrySeconds(), 10))
 }
