@@ -67,7 +67,7 @@ func TestScorersOfLLMD(t *testing.T) {
 		{"{type: by-label, parameters: {label: a, validValues: [b, c]}}", []string{"1 label_filter label=a values=b c"}, []string{"line 4: plugin by-label ~ : a", "line 4: plugin by-label ~ removes none"}},
 		{"{type: by-label, parameters: {label: a, validValues: [b], allowsNoLabel: true}}", nil, []string{"line 4: plugin by-label, allowsNoLabel ~ lacks the filter"}},
 		{"{type: label-selector-filter, parameters: {matchLabels: {a: 'b c'}}}", nil, []string{"line 4: plugin label-selector-filter ~ lacks the filter"}},
-		{"{type: mm-embeddings-cache-scorer}", nil, []string{"line 4: plugin mm-embeddings-cache-scorer"}},
+		{"{type: mm-embeddings-cache-scorer}", []string{"1 mm_cache"}, nil},
 		{"{type: lab-scorer}", nil, []string{"line 4: plugin lab-scorer ~ does not know"}},
 		{"{type: endpoint-attribute-scorer, parameters: {attributeKey: a, algorithm: {type: linear_lower_is_better}}}", nil, []string{"line 4: plugin endpoint-attribute-scorer ~ lacks the scorer"}},
 	} {

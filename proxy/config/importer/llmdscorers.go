@@ -48,6 +48,7 @@ func scorerKinds() map[string]scorerReader {
 		"token-load-scorer":            plain("token_load", bound{"queueThresholdTokens", "queue_threshold_tokens", 1, 1e12, true}),
 		"lora-affinity-scorer":         plain("lora"),
 		"no-hit-lru-scorer":            plain("no_hit_lru"),
+		"mm-embeddings-cache-scorer":   plain("mm_cache"),
 		"latency-scorer":               latencyScorer,
 		"session-affinity-scorer":      sessionScorer,
 		"context-length-aware":         contextLengthScorer,

@@ -18,7 +18,7 @@ func ownWork() map[string]string {
 	)
 	return map[string]string{
 		"approx-prefix-cache-producer": "the proxy follows the KV events of engines, or estimates their blocks: kv_index.text_tokens", "precise-prefix-cache-producer": events,
-		"token-producer": prompt, "tokenizer": prompt, "inflight-load-producer": load, "predicted-latency-producer": "the proxy predicts times by the measured ones of each engine",
+		"token-producer": prompt, "tokenizer": prompt, "inflight-load-producer": load, "mm-embeddings-cache-producer": "the proxy remembers the last 2,048 media that each engine was sent", "predicted-latency-producer": "the proxy predicts times by the measured ones of each engine",
 		"session-id-producer": "the id is used by the session affinity alone", "agent-identity": "conversation.headers has the headers of agents",
 		"destination-endpoint-served-verifier": "it is a test of llm-d",
 		"file-discovery":                       "dataLayer.discovery names the source of the endpoints",
@@ -40,12 +40,10 @@ func otherWork() map[string]string {
 	const cluster = "the proxy places on engines, not on clusters"
 	const metric = "the proxy reads no GPU metrics"
 	return map[string]string{
-		"burst-prefix-cache-producer":  "the proxy does not hold requests back to place equal prompts together: the index of blocks finds them after the first one",
-		"p2p-source-producer":          "an engine fetches KV from the prefill engine of its request only: see the connector vllm-p2p-tier",
-		"mm-embeddings-cache-scorer":   "the proxy does not remember which engine encoded which image: images at the same place of a prompt count in prefix",
-		"mm-embeddings-cache-producer": "the proxy does not remember which engine encoded which image: images at the same place of a prompt count in prefix",
-		"request-attribute-reporter":   "epp.metadata tells the gateway the tokens of a request under fixed names, without expressions",
-		"dcgm-data-source":             metric, "dcgm-extractor": metric,
+		"burst-prefix-cache-producer": "the proxy does not hold requests back to place equal prompts together: the index of blocks finds them after the first one",
+		"p2p-source-producer":         "an engine fetches KV from the prefill engine of its request only: see the connector vllm-p2p-tier",
+		"request-attribute-reporter":  "epp.metadata tells the gateway the tokens of a request under fixed names, without expressions",
+		"dcgm-data-source":            metric, "dcgm-extractor": metric,
 		"multicluster-queue-scorer": cluster, "multicluster-kv-cache-utilization-scorer": cluster, "multicluster-prefix-cache-scorer": cluster,
 		"multicluster-session-affinity-filter": cluster, "multicluster-approx-prefix-cache-producer": cluster, "multicluster-file-discovery": cluster,
 		"multicluster-metrics-data-source": cluster, "multicluster-metrics-extractor": cluster,
