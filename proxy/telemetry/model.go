@@ -252,6 +252,7 @@ func (o *Model) Ended(e *Exchange) {
 	(*c).Inc()
 	o.duration.Observe(e.Duration.Seconds())
 	if x := o.metrics.extension.Load(); x != nil {
-		x.Ended(e)
+		kept := *e // only this copy is allocated
+		x.Ended(&kept)
 	}
 }
