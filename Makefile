@@ -24,7 +24,7 @@ SUITE        := $(GO) run ./internal/dev/suite
 # The second tier has these packages below conformance, and these tests of conformance
 # itself: they start many processes, or need root, the network, or other programs.
 SECOND       := abi acme chaos costs deploy discovery fleet http1 kvevents plugins policies scaling security takeover
-SECOND_TESTS := ^Test(Modes|Soak|Std|WorkerKilled|CoordinatorKilled)$$
+SECOND_TESTS := ^Test(Modes.*|Soak|Std|WorkerKilled|CoordinatorKilled)$$
 # The first tier runs conformance and internal without the race detector. They are tools and
 # simulated engines, and the detector takes five times the processor time. The second tier runs
 # conformance and the simulated engines with the race detector.
@@ -93,7 +93,7 @@ alone: # the second tier without the race detector
 .PHONY: modes
 modes: export PDPROXY_MODE = $(MODE)
 modes: ## every scenario of conformance in MODE: fleet, hosts or single; not in CI, which runs the main ones
-	@$(SUITE) -split=6 $(RACE) -timeout=25m '-skip=^Test(Modes|Soak)$$' ./conformance
+	@$(SUITE) -split=6 $(RACE) -timeout=25m '-skip=^Test(Modes.*|Soak)$$' ./conformance
 
 .PHONY: clients
 clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HTTP/3

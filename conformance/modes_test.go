@@ -13,7 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// modeConnectors are the connectors that represent all others in TestModes: one
+// modeConnectors are the connectors that represent all others in fleets: one
 // for each order of the legs, and one of each engine.
 const modeConnectors = enginesim.ConnectorVLLMNixl + "," + enginesim.ConnectorSGLang + "," + enginesim.ConnectorTRTLLM
 
@@ -23,9 +23,9 @@ type scenario struct {
 	run  func(*testing.T)
 }
 
-// inFleet are the scenarios that TestModes runs with workers on the
-// coordinator's host. `make modes` runs every test.
-var inFleet = []scenario{
+// The scenarios that TestModes... run with workers on the coordinator's host. `make modes` runs every
+// test. They are several tests, because each test runs in one process of make processes.
+var fleetAnswers = []scenario{
 	{"answers", TestAnswersEqualOneEngine},
 	{"apis", TestAPIsEqualOneEngine},
 	{"models", TestModels},
@@ -38,6 +38,9 @@ var inFleet = []scenario{
 	{"background responses", TestBackgroundResponses},
 	{"unknown responses", TestUnknownResponses},
 	{"web pages", TestWebPages},
+}
+
+var fleetFailures = []scenario{
 	{"client leaves prefill", TestClientLeavesBeforePrefillAnswered},
 	{"client leaves between the legs", TestClientLeavesBetweenTheLegs},
 	{"client leaves decode", TestClientLeavesWhileDecodeStreams},
@@ -60,6 +63,9 @@ var inFleet = []scenario{
 	{"retry budget", TestRetryBudgetIsGlobal},
 	{"circuit", TestBadPrefillAnswersOpenTheCircuit},
 	{"broken pair", TestRetryLeavesBothEnginesOfABrokenPair},
+}
+
+var fleetOperation = []scenario{
 	{"drain", TestDrainTellsClientsInEveryPhase},
 	{"reload", TestReloadDropsNoStream},
 	{"refused reload", TestReloadRefusedChangesNothing},
@@ -74,6 +80,9 @@ var inFleet = []scenario{
 	{"requests wake engines", TestRequestsWakeEngines},
 	{"wakes that fail", TestWakesThatFail},
 	{"idle engines sleep", TestIdleEnginesSleep},
+}
+
+var fleetRouting = []scenario{
 	{"routing by blocks", TestRequestsGoWhereTheirBlocksAre},
 	{"routing after a restart", TestARestartedEngineHoldsNothing},
 	{"short turns", TestShortTurnsGoHome},
@@ -99,7 +108,7 @@ var inFleet = []scenario{
 	{"turn that comes too late", TestTurnComesTooLate},
 }
 
-// onHosts are the scenarios that TestModes runs with workers on other hosts.
+// onHosts are the scenarios that TestModesHosts runs with workers on other hosts.
 // Only their connection differs.
 var onHosts = []scenario{
 	{"answers", TestAnswersEqualOneEngine},
@@ -109,22 +118,30 @@ var onHosts = []scenario{
 	{"routing by blocks", TestRequestsGoWhereTheirBlocksAre},
 }
 
-// TestModes: a fleet answers, counts and cleans up as one process does.
-func TestModes(t *testing.T) {
+// TestModesAnswers: a fleet answers as one process does.
+func TestModesAnswers(t *testing.T) { inMode(t, modeFleet, fleetAnswers) }
+
+// TestModesFailures: a fleet retries, counts and cleans up as one process does.
+func TestModesFailures(t *testing.T) { inMode(t, modeFleet, fleetFailures) }
+
+// TestModesOperation: a fleet drains, reloads and knows names and keys as one process does.
+func TestModesOperation(t *testing.T) { inMode(t, modeFleet, fleetOperation) }
+
+// TestModesRouting: a fleet places as one process does.
+func TestModesRouting(t *testing.T) { inMode(t, modeFleet, fleetRouting) }
+
+// TestModesHosts: workers on other hosts do what those on the coordinator's host do.
+func TestModesHosts(t *testing.T) { inMode(t, modeHosts, onHosts) }
+
+// inMode runs scenarios in one mode.
+func inMode(t *testing.T, mode string, scenarios []scenario) {
 	if os.Getenv(modeVar) != "" {
 		return // all tests of the package run in one mode
 	}
-	for _, m := range []struct {
-		mode      string
-		scenarios []scenario
-	}{{modeFleet, inFleet}, {modeHosts, onHosts}} {
-		t.Run(m.mode, func(t *testing.T) {
-			t.Setenv(modeVar, m.mode)
-			t.Setenv(connectorsVar, modeConnectors)
-			for _, s := range m.scenarios {
-				t.Run(s.name, s.run)
-			}
-		})
+	t.Setenv(modeVar, mode)
+	t.Setenv(connectorsVar, modeConnectors)
+	for _, s := range scenarios {
+		t.Run(s.name, s.run)
 	}
 }
 
