@@ -42,6 +42,7 @@ func init() {
 			}
 		}
 	}, abi.NeedTraits)
+	Evict("last", func(f *abi.EvictFacts) int32 { return int32(len(f.Running)) - 1 })
 	Score("not first", func(f *abi.ScoreFacts, to *abi.Scores) { to.Remove(0) })
 	Need(abi.NeedPrompt)
 	Need(abi.NeedPairs)
@@ -51,7 +52,7 @@ func init() {
 var finished []int64
 
 func TestList(t *testing.T) {
-	want := "plan strict\nplace last\nplace scored\nmint fixed\nleg edits\nfinish counts\nretain tools\nscore rows\nscore not first\n"
+	want := "plan strict\nplace last\nplace scored\nmint fixed\nleg edits\nfinish counts\nretain tools\nscore rows\nscore not first\nevict last\n"
 	if got := list(); got != want {
 		t.Errorf("policies %q, want %q", got, want)
 	}
@@ -155,6 +156,17 @@ func TestScore(t *testing.T) {
 	}
 }
 
+// TestEvict: the answer names a row of the frame, or none.
+func TestEvict(t *testing.T) {
+	for _, running := range []int{0, 1, 3} {
+		f := &abi.EvictFacts{Running: make([]abi.Evictable, running)}
+		row, ok := abi.UnpackEvict(onEvict(abi.AppendEvict(nil, &abi.Header{}, f)), f)
+		if row != int32(running)-1 || !ok {
+			t.Errorf("%d running: row %d, %v", running, row, ok)
+		}
+	}
+}
+
 // TestForeignFrames: a frame that is not of the hook, or whose policy does not
 // exist, gets the answer that decides nothing.
 func TestForeignFrames(t *testing.T) {
@@ -162,7 +174,7 @@ func TestForeignFrames(t *testing.T) {
 	absent := abi.AppendPlace(nil, &abi.Header{Policy: 2}, &abi.PlaceFacts{Fixed: -1})
 	for name, got := range map[string]uint64{
 		"plan": onPlan(mint), "place": onPlace(mint) ^ none, "leg": onLeg(mint, nil), "mint": onMint(absent),
-		"retain": ^onRetain(mint), "absent policy": onPlace(absent) ^ none, "empty": onPlan(nil), "cut off": onMint(mint[:70]),
+		"retain": ^onRetain(mint), "evict": ^onEvict(mint), "absent policy": onPlace(absent) ^ none, "empty": onPlan(nil), "cut off": onMint(mint[:70]),
 	} {
 		if got != 0 {
 			t.Errorf("%s: %#x", name, got)
