@@ -247,14 +247,18 @@ func prompts(n, size int) (bodies []string) {
 // machine slows all of them. Idle time, such as that of polls of the engines, is subtracted and
 // reported by itself.
 func BenchmarkPickers(b *testing.B) {
-	a := newDuel(b, 4, 200_000)
-	a.startEnvoy(b)
 	rounds := 3
 	if text := os.Getenv("ROUNDS"); text != "" {
 		rounds, _ = strconv.Atoi(text) // 0 fails below
 	}
-	for _, size := range []int{2 << 10, 32 << 10, 256 << 10} {
-		b.Run(fmt.Sprintf("%dKB", size>>10), func(b *testing.B) { a.compare(b, size, rounds) })
+	for _, engines := range []int{4, 64} {
+		b.Run(fmt.Sprint(engines), func(b *testing.B) {
+			a := newDuel(b, engines, 800_000/engines)
+			a.startEnvoy(b)
+			for _, size := range []int{2 << 10, 32 << 10, 256 << 10} {
+				b.Run(fmt.Sprintf("%dKB", size>>10), func(b *testing.B) { a.compare(b, size, rounds) })
+			}
+		})
 	}
 }
 
@@ -264,20 +268,22 @@ func (a *arena) compare(b *testing.B, size, rounds int) {
 	for _, p := range a.pickers {
 		a.load(b, p.Name, 8, prompts(n/4, size)) // warm
 	}
-	cpu, idle, ttft := map[string][]time.Duration{}, map[string][]time.Duration{}, map[string][]time.Duration{}
+	cpu, idle, ttft, late := map[string][]time.Duration{}, map[string][]time.Duration{}, map[string][]time.Duration{}, map[string][]time.Duration{}
 	for range rounds {
 		for _, p := range a.pickers {
 			busy, rest := a.cpuOf(b, p, prompts(n, size))
 			cpu[p.Name], idle[p.Name] = append(cpu[p.Name], busy/time.Duration(n)), append(idle[p.Name], rest)
 		}
 		for _, host := range a.hosts() {
-			ttft[host] = append(ttft[host], middle(a.load(b, host, 1, prompts(100, size))))
+			times := a.load(b, host, 1, prompts(200, size))
+			ttft[host] = append(ttft[host], middle(times))
+			late[host] = append(late[host], times[len(times)*99/100])
 		}
 	}
 	for _, p := range a.pickers {
-		b.Logf("%3d KB %-8s CPU of a request %4d µs (rounds: %v), idle %.1f ms/s, first byte %4d µs, without picker %4d µs",
-			size>>10, p.Name, middle(cpu[p.Name]).Microseconds(), cpu[p.Name], float64(middle(idle[p.Name]).Microseconds())/1000,
-			middle(ttft[p.Name]).Microseconds(), middle(ttft["direct"]).Microseconds())
+		b.Logf("%2d engines, %3d KB %-8s CPU of a request %4d µs (rounds: %v), idle %.1f ms/s, first byte p50 %4d and p99 %4d µs, without picker %4d and %4d µs",
+			len(a.engines), size>>10, p.Name, middle(cpu[p.Name]).Microseconds(), cpu[p.Name], float64(middle(idle[p.Name]).Microseconds())/1000,
+			middle(ttft[p.Name]).Microseconds(), middle(late[p.Name]).Microseconds(), middle(ttft["direct"]).Microseconds(), middle(late["direct"]).Microseconds())
 	}
 }
 
