@@ -129,7 +129,8 @@ type RequestFacts struct {
 
 	// Shared is the number of the latest SharedOf conversations of the model that begin with the
 	// part of the prompt that targets hold, such as a system prompt. The conversation that computed
-	// this part first does not count. Shared is 0 if the request does not begin a conversation, on a
+	// this part first does not count. While fewer than SharedOf conversations have begun, Shared is
+	// extrapolated from these. Shared is 0 if the request does not begin a conversation, on a
 	// retry, and for a conversation that starts at the home of its parent. It needs NeedBlocks and
 	// NeedConversation.
 	Shared uint32

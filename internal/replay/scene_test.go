@@ -103,3 +103,40 @@ func TestShortTurnsAreNotComputedTwice(t *testing.T) {
 		}
 	}
 }
+
+// manyPrefixes makes four prefixes for each rank, with eight requests for each prefix in random
+// order. No request continues another one.
+func manyPrefixes(ranks int) *Trace {
+	rnd := rand.New(rand.NewPCG(1, uint64(ranks)))
+	order := make([]int, 0, 32*ranks)
+	for n := range 32 * ranks {
+		order = append(order, n/8)
+	}
+	rnd.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	t := new(traceWriter)
+	for n, prefix := range order {
+		ids := make([]uint64, 37)
+		for i := range ids {
+			ids[i] = uint64(prefix+1)<<32 | uint64(i)
+			if i >= 32 {
+				ids[i] = uint64(n+1)<<48 | uint64(i)
+			}
+		}
+		t.add(time.Duration(n)*time.Second/time.Duration(ranks), 37*64, 4, ids)
+	}
+	return t.trace("many-prefixes", 64)
+}
+
+// Requests follow a prefix that a small share of the requests has. Otherwise each rank would compute
+// each prefix.
+func TestManyPrefixesStayWhereTheyAre(t *testing.T) {
+	for _, ranks := range []int{4, 64} {
+		tr := manyPrefixes(ranks)
+		l := newLab(t, Config{Prefill: 1, Ranks: ranks, Decode: 1, BlocksPerRank: 1024, BlockTokens: 64, Load: .4, Seed: 1, Model: preset(t, "deepseek-v3-h200")}, tr)
+		for _, name := range []string{"kv_aware", "pair_aware"} {
+			if r := l.Run(name, builtin(t, name)); r.HitRatio < 0.97*tr.IdealHitRatio {
+				t.Errorf("%s, %d ranks: hits %.4f of %.4f, CV %.3f", name, ranks, r.HitRatio, tr.IdealHitRatio, r.RoutedCV)
+			}
+		}
+	}
+}

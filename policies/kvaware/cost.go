@@ -116,9 +116,14 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 // to the same rows. So the beginning saves nothing, and the rows are taken in turn, those that do
 // not hold the beginning first. It returns false if the rows that hold the beginning, whose longest
 // match is most tokens, are enough for the share of these conversations.
+//
+// The number of rows that may hold a beginning grows with the square of its share. A beginning that
+// a quarter of the conversations share may be at all rows. A beginning of a sixteenth may be at a
+// sixteenth of the rows, because each further row computes it once more.
 func (p *Params) turns(f *abi.PlaceFacts, role abi.Role, s *Pool, rows, most, typical float64) bool {
 	holding := holders(f.Candidates, role, float32(0.75*most))
-	if holding < rows && float64(copies*rows)*float64(f.Request.Shared) < float64(abi.SharedOf*holding) {
+	share := float64(f.Request.Shared) / abi.SharedOf
+	if holding < rows && float64(float64(16*share)*share)*rows <= holding {
 		return false
 	}
 	s.place = float64(f.Sequence%uint64(rows)) + 0.5
@@ -129,10 +134,6 @@ func (p *Params) turns(f *abi.PlaceFacts, role abi.Role, s *Pool, rows, most, ty
 	}
 	return true
 }
-
-// copies is the share of the rows that may hold a shared beginning, for each share of the latest
-// conversations that begin with it.
-const copies = 4
 
 // homes is the limit of the factor for home_requests. The patience for blocks is divided by the rows
 // that hold the beginning of the prompt. So if several rows hold a long system prompt, only

@@ -255,18 +255,19 @@ func TestSharedBeginning(t *testing.T) {
 		change   func(r []abi.Candidate)
 		want     int32
 	}{
-		{"a match of few conversations", 1, 0, nil, 2},
-		{"of many: a target without it", 4, 1, nil, 1},
-		{"in turn", 4, 3, nil, 3},
-		{"the target in turn has it", 4, 2, func(r []abi.Candidate) { r[1].Queued, r[3].Queued = 0, 10 }, 1},
+		{"a match of few conversations", 4, 0, nil, 2},
+		{"of many: a target without it", 5, 1, nil, 1},
+		{"in turn", 5, 3, nil, 3},
+		{"the target in turn has it", 5, 2, func(r []abi.Candidate) { r[1].Queued, r[3].Queued = 0, 10 }, 1},
+		{"two targets are enough for a sixth of the conversations", 5, 0, func(r []abi.Candidate) { r[3].BlocksGPU, r[2].Queued = 16, 10 }, 3},
 		{"two targets are not enough for half of the conversations", 16, 0, func(r []abi.Candidate) { r[3].BlocksGPU = 16 }, 0},
 		{"all targets have it", 1, 0, func(r []abi.Candidate) {
 			for i := range 4 {
 				r[i].BlocksGPU = 16
 			}
 		}, 0},
-		{"a long queue is left out", 4, 1, func(r []abi.Candidate) { r[1].Queued = 400_000 }, 0},
-		{"a short match is no reason", 4, 1, func(r []abi.Candidate) { r[2].BlocksGPU, r[1].Queued = 1, 100 }, 2},
+		{"a long queue is left out", 5, 1, func(r []abi.Candidate) { r[1].Queued = 400_000 }, 0},
+		{"a short match is no reason", 5, 1, func(r []abi.Candidate) { r[2].BlocksGPU, r[1].Queued = 1, 100 }, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := &abi.PlaceFacts{Request: abi.RequestFacts{PromptTokens: 10_240, Turn: 1, Shared: tt.shared}, Sequence: tt.sequence, Candidates: prefills(4)}

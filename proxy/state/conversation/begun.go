@@ -16,14 +16,20 @@ type Begun struct {
 }
 
 // Add adds a conversation whose prompt begins with the known blocks up to h; 0: with none. It
-// returns how many of the earlier conversations in the window begin with the same blocks: 0 for h =
-// 0. It allocates nothing.
+// returns how many of the latest abi.SharedOf conversations begin with the same blocks: 0 for h = 0.
+// While fewer conversations have begun, Add counts them and extrapolates. It allocates nothing.
 func (b *Begun) Add(h kvindex.Hash) (same uint32) {
-	for i := range b.ring {
-		if h != 0 && b.ring[i].Load() == uint64(h) {
-			same++
+	before := b.next.Add(1) - 1
+	if h != 0 {
+		for i := range b.ring {
+			if b.ring[i].Load() == uint64(h) {
+				same++
+			}
 		}
 	}
-	b.ring[(b.next.Add(1)-1)%abi.SharedOf].Store(uint64(h))
-	return same
+	b.ring[before%abi.SharedOf].Store(uint64(h))
+	if before > 0 && before < abi.SharedOf {
+		same = same * abi.SharedOf / before
+	}
+	return min(same, abi.SharedOf)
 }

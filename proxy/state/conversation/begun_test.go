@@ -12,6 +12,9 @@ import (
 // for a conversation whose beginning nobody holds.
 func TestBegun(t *testing.T) {
 	var b Begun
+	for n := range uint64(abi.SharedOf) {
+		b.Add(kvindex.Hash(800 + 8*n))
+	}
 	for n := range uint32(5) {
 		if same := b.Add(kvindex.Hash(80)); same != n {
 			t.Errorf("%d of the same beginning, want %d", same, n)
@@ -25,6 +28,26 @@ func TestBegun(t *testing.T) {
 	}
 	if same := b.Add(kvindex.Hash(80)); same != 0 {
 		t.Errorf("%d conversations are older than the window", same)
+	}
+}
+
+// TestFirstBegun: the first conversations of a model stand for all later ones.
+func TestFirstBegun(t *testing.T) {
+	var b Begun
+	for n, want := range []uint32{0, abi.SharedOf, abi.SharedOf} {
+		if same := b.Add(80); same != want {
+			t.Errorf("%d of the same beginning after %d conversations, want %d", same, n, want)
+		}
+	}
+	b.Add(0)
+	if same := b.Add(80); same != abi.SharedOf*3/4 {
+		t.Errorf("%d after three of four conversations with this beginning", same)
+	}
+	for range 2 * abi.SharedOf {
+		b.Add(80)
+	}
+	if same := b.Add(80); same != abi.SharedOf {
+		t.Errorf("%d although all conversations have this beginning", same)
 	}
 }
 
