@@ -115,7 +115,7 @@ func TestVariantsAreEven(t *testing.T) {
 				r := lab.Run(name, builtin(t, name))
 				t.Logf("%-13s %-10s | %d | %.4f | %.4f | %.4f | %.3f | %.3f | %.1f | %.1f %%", v.Name, name, len(v.Requests),
 					v.IdealHitRatio, possible, r.HitRatio, r.HitRatio/possible, r.LoadCV, r.TTFTP95/1000, 100*r.GoodRatio)
-				if seed == heldOut && (r.LoadCV >= 0.10 || r.HitRatio < 0.97*possible) {
+				if name == "kv_aware" && seed == heldOut && (r.LoadCV >= 0.10 || r.HitRatio < 0.97*possible) {
 					t.Errorf("%s on %s: CV %.3f, hits %.4f of %.4f", name, v.Name, r.LoadCV, r.HitRatio, possible)
 				}
 			}
