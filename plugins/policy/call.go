@@ -176,8 +176,13 @@ func (c *call) begin(p *Policy, frame int) bool {
 	if c.vm = v.pool.grab(); c.vm == nil {
 		v.grow()
 		if c.vm = v.pool.wait(v.opts.Budget); c.vm == nil {
-			if c.reason = Late; v.pool.isClosed() {
+			switch {
+			case v.parked.Load():
+				c.reason = Parked
+			case v.pool.isClosed():
 				c.reason = Closed
+			default:
+				c.reason = Late
 			}
 			return false
 		}

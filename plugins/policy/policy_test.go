@@ -315,6 +315,28 @@ func TestParked(t *testing.T) {
 	}
 }
 
+// TestWaitsForAParkedVersion: a call that waits for a VM ends when the version is parked, because
+// a parked version starts no VM.
+func TestWaitsForAParkedVersion(t *testing.T) {
+	l := newLoading()
+	l.VMs, l.Failures = 1, budget.New(0, time.Hour, 0)
+	v := l.load(t)
+	place, m := hook(t, v, abi.HookPlace), v.pool.grab()
+	reason := make(chan string)
+	go func() {
+		_, why := place.Place(policytest.Pair(""))
+		reason <- why
+	}()
+	for v.pool.waiting.Load() == 0 {
+		runtime.Gosched()
+	}
+	v.failed(0)
+	if got := <-reason; got != Parked {
+		t.Errorf("the call that waited: %q", got)
+	}
+	v.pool.put(m)
+}
+
 func TestLargeFrames(t *testing.T) {
 	l := newLoading()
 	v := l.load(t)

@@ -41,12 +41,15 @@ type pool struct {
 	slots   []slot
 	waiting atomic.Int32
 	wake    chan struct{} // one token makes one waiter look again
-	closed  chan struct{} // closed when the pool gives out no more VMs
+	closed  chan struct{} // closed when no caller may wait any more
+	close   func()        // closes closed; later calls do nothing
 	timers  sync.Pool     // of *time.Timer, stopped
 }
 
 func newPool(size int) *pool {
-	return &pool{slots: make([]slot, size), wake: make(chan struct{}, size), closed: make(chan struct{})}
+	p := &pool{slots: make([]slot, size), wake: make(chan struct{}, size), closed: make(chan struct{})}
+	p.close = sync.OnceFunc(func() { close(p.closed) })
+	return p
 }
 
 // grab takes a VM; nil when none is free.

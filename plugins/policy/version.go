@@ -421,6 +421,7 @@ func (v *Version) failed(timeout time.Duration) bool {
 	}
 	if parked {
 		v.parked.Store(true)
+		v.pool.close() // no VM will be free for the calls that wait
 		v.opts.Log.Error("policy failed too often, or used too much time in calls that timed out, and is parked until it is loaded again", "plugin", v.opts.Name)
 	}
 	return v.parked.Load()
@@ -438,7 +439,7 @@ func (v *Version) Close(ctx context.Context) error {
 	v.mu.Unlock()
 	v.cancel()
 	v.starts.Wait()
-	close(v.pool.closed)
+	v.pool.close()
 	v.pool.waiting.Add(1)
 	defer v.pool.waiting.Add(-1)
 	for {
