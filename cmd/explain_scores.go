@@ -48,6 +48,8 @@ func scoreCell(scores []journal.ExplainedScore, i int, unit string) string {
 		value = ", " + rounded(100*s.Value) + " %"
 	case unit != "":
 		value = ", " + rounded(s.Value) + " " + unit
+	case s.Value != 0 && s.Value != s.Score: // a fact in a unit that frames do not have
+		value = ", " + rounded(s.Value)
 	}
 	if s.Removed {
 		return "removed" + strings.Replace(value, ", ", ": ", 1)

@@ -107,7 +107,10 @@ func TestExplainScores(t *testing.T) {
 			{Engine: "p0", Rank: 1, Chosen: true, Sum: sum(3.9), Scores: []journal.ExplainedScore{{}, {Score: 0.8, Value: 4096, Contribution: 2.4}, {Score: 0.75, Value: 0.25, Contribution: 1.5}}},
 			{Engine: "p1", Scores: []journal.ExplainedScore{{Removed: true}}},
 		},
-	}, {Leg: "decode", Set: "chat", Candidates: []journal.ExplainedScoredCandidate{{Engine: "d0", Sum: sum(0)}}}}}
+	}, {Leg: "decode", Set: "chat", Candidates: []journal.ExplainedScoredCandidate{{Engine: "d0", Sum: sum(0)}}}, {
+		Leg: "aggregated", Set: "chat", Scorers: []journal.ExplainedScorer{{Name: "label", Weight: 2}, {Name: "power/price", Weight: 1}},
+		Candidates: []journal.ExplainedScoredCandidate{{Engine: "b0", Sum: sum(2.5), Scores: []journal.ExplainedScore{{Score: 1, Value: 1, Contribution: 2}, {Score: 0.5, Value: 0.24, Contribution: 0.5}}}},
+	}}}
 	const want = `
 PREFILL BY SET chat  RANK  SUM  label_filter × 1  prefix × 3              kv_usage × 2
 p0 (chosen)          1     3.9  0 (0)             2.4 (0.8, 4096 tokens)  1.5 (0.75, 25 %)
@@ -115,6 +118,9 @@ p1                   0     -    removed           -                       -
 
 DECODE BY SET chat  RANK  SUM
 d0                  0     0
+
+AGGREGATED BY SET chat  RANK  SUM  label × 2  power/price × 1
+b0                      0     2.5  2 (1)      0.5 (0.5, 0.24)
 a cell has weight × score, and in parentheses the score and the fact that it was made of
 `
 	if got := scoreTables(&e); got != want {

@@ -4,9 +4,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
 )
 
 // example is one of the policies under examples. All of them make the same
@@ -101,6 +103,30 @@ func checkExample(t *testing.T, g *guest) {
 		tt.f.Request.Model = "m"
 		if got := g.place(&abi.Header{}, &tt.f); got != tt.want {
 			t.Errorf("%s: got %+v, want %+v", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestScorerExample: the example of a scorer gives its scores in a module that is trusted and in
+// another one, with the prices of its configuration.
+func TestScorerExample(t *testing.T) {
+	details := make([]abi.Detail, 4)
+	for i, zone := range []string{"south", "north", "west", ""} {
+		details[i].Zone = abi.LabelID(zone)
+	}
+	f := &abi.ScoreFacts{
+		PlaceFacts: &abi.PlaceFacts{Fixed: -1, Candidates: make([]abi.Candidate, len(details)), Details: details},
+		Phases:     abi.RoleDecode, Prefill: -1, Open: []bool{true, true, true, true},
+	}
+	want := []abi.RowScore{{Score: 0.5, Value: 0.25}, {Score: 1, Value: 0.125}, {}, {}}
+	wasm := buildGo(t, "../../examples/scorer-go")
+	for _, guarded := range []bool{false, true} {
+		w := &world{log: func(m string) { t.Errorf("log line of the guest: %s", m) }, config: "south=0.25 north=0.125"}
+		g := startWith(t, wasm, w, host.LoadOptions{Guarded: guarded})
+		rows, units := make([]abi.RowScore, len(details)), make([]abi.Scale, 1)
+		g.score(&abi.Header{}, f, []uint32{0}, rows, units)
+		if !slices.Equal(rows, want) {
+			t.Errorf("guarded %v: got %v, want %v", guarded, rows, want)
 		}
 	}
 }
