@@ -13,13 +13,14 @@ COMMIT       := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS      := -s -w -X github.com/pdproxy/pdproxy/cmd.Version=$(VERSION) -X github.com/pdproxy/pdproxy/cmd.commit=$(COMMIT)
 PACKAGES     := ./...
 FUZZTIME     ?= 30s
-# The race detector watches all code except the packages that decode and compile Wasm
-# guests: with it there, a guest takes ten times as long to compile. These
+# The race detector watches all code except the packages that decode, meter and compile Wasm
+# guests: with it there, a guest takes ten times as long to load. These
 # packages use no sync.Map and no other generic code of package sync. The linker
 # keeps one copy of such code for the program, and a copy without the detector
 # makes it report races that do not exist.
 WAZERO       := github.com/tetratelabs/wazero/internal
-RACE         := -race $(foreach p,engine/wazevo/backend/... engine/wazevo/frontend engine/wazevo/ssa wasm/binary leb128,-gcflags=$(WAZERO)/$p=-race=false) -shuffle=on
+UNWATCHED    := $(WAZERO)/engine/wazevo/backend/... $(WAZERO)/engine/wazevo/frontend $(WAZERO)/engine/wazevo/ssa $(WAZERO)/wasm/binary $(WAZERO)/leb128 ./abi/host/meter
+RACE         := -race $(foreach p,$(UNWATCHED),-gcflags=$p=-race=false) -shuffle=on
 SUITE        := $(GO) run ./internal/dev/suite
 # The second tier has these packages below conformance, and these tests of conformance
 # itself: they start many processes, or need root, the network, or other programs.
