@@ -25,6 +25,8 @@ SUITE        := $(GO) run ./internal/dev/suite
 # The second tier has these packages below conformance, and these tests of conformance
 # itself: they start many processes, or need root, the network, or other programs.
 SECOND       := abi acme chaos costs deploy discovery fleet http1 kvevents plugins policies scaling security takeover
+# The tests of these packages start the built program. The race detector would watch only the tests.
+BUILT        := acme chaos deploy takeover
 SECOND_TESTS := ^Test(Modes.*|Soak|Std|WorkerKilled|CoordinatorKilled)$$
 # The first tier runs conformance and internal without the race detector. They are tools and
 # simulated engines, and the detector takes five times the processor time. The second tier runs
@@ -81,8 +83,8 @@ vet:
 # make modes MODE=single has every connector under the race detector.
 .PHONY: processes
 processes: export PDPROXY_CONNECTORS = vllm-nixl,sglang,trtllm
-processes: # the second tier under the race detector
-	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out costs http1 security,$(SECOND)),./conformance/$p) $(REPEATED)
+processes: # the second tier, under the race detector except the packages of BUILT
+	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out $(BUILT) costs http1 security,$(SECOND)),./conformance/$p) $(REPEATED) -- -shuffle=on -timeout=25m $(foreach p,$(BUILT),./conformance/$p)
 
 # The programs that costs, http1 and security test are processes of their own, which the race detector
 # does not see. The other packages make other system calls without the detector, or run as root what
