@@ -296,7 +296,7 @@ func TestDrainedStreams(t *testing.T) {
 		f, streams := start(t, 4, fleetOptions{config: func(c *config.Config) { c.Retry.MoveAfter = config.Duration(2 * time.Second) }})
 		f.drainEngine(http.MethodPost, "d0/drain?move=true")
 		f.drainEngine(http.MethodDelete, "d0/drain")
-		time.Sleep(2 * time.Second)
+		time.Sleep(time.Duration(f.cfg.Retry.MoveAfter)) // the streams would move then
 		f.waitMoves()
 		if n := f.continued(); n != 0 || f.requestsOf("d0") != 4 || f.engineState("d0") != "ready" {
 			t.Errorf("%d streams moved, %d are there, d0 is %s", n, f.requestsOf("d0"), f.engineState("d0"))
@@ -411,5 +411,6 @@ func TestDrainedStreams(t *testing.T) {
 	})
 }
 
-// waitMoves waits for a time in which streams that may move have moved.
+// waitMoves waits for a time in which streams that may move have moved. Nothing reports that a stream
+// stays.
 func (f *fleet) waitMoves() { time.Sleep(time.Second) }

@@ -481,7 +481,7 @@ func TestClientLeavesAShortPrefill(t *testing.T) {
 			time.Sleep(100 * time.Millisecond) // so that the proxy knows that it has sent the leg
 			leave()
 			<-gone
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond) // so that the proxy knows that the client has left: no metric shows this
 			close(left)
 			if <-hungUp {
 				t.Error("the proxy closed the connection before the answer")

@@ -97,7 +97,7 @@ func TestChaos(t *testing.T) {
 	w := newWorld(t)
 	l := newLoad(w)
 	l.start()
-	time.Sleep(6 * time.Second)
+	time.Sleep(6 * time.Second) // the time in which usual durations are measured
 	outcomes, _ := l.stop()
 	usual := w.usual(outcomes)
 	long := os.Getenv("PDPROXY_CHAOS") != ""
@@ -129,7 +129,7 @@ func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Dura
 		defer w.probeFor(probed)
 	}
 	l.start()
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // requests are in every phase
 	began := time.Now()
 	f.begin()
 	most := 0
@@ -138,7 +138,7 @@ func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Dura
 	}
 	time.Sleep(lasts)
 	f.end()
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // of requests after the fault
 	outcomes, stalls := l.stop()
 	stopped := time.Now()
 

@@ -50,10 +50,10 @@ func TestOpenedAfterIncident(t *testing.T) {
 	time.Sleep(5 * time.Second) // streams run on d1, and the history has points
 	engines["d1"].cmd.Process.Kill()
 	p.wait(t, "/v1/engines", map[string]string{"name": "d1", "state": "unhealthy"})
-	time.Sleep(5 * time.Second)
+	time.Sleep(5 * time.Second) // the history has points without d1
 	engines["d1"].start(t)
 	p.wait(t, "/v1/engines", map[string]string{"name": "d1", "state": "ready"})
-	time.Sleep(5 * time.Second)
+	time.Sleep(5 * time.Second) // the history has points after the incident
 
 	var recorded struct {
 		Points []struct {

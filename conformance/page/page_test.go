@@ -112,7 +112,7 @@ func TestContinued(t *testing.T) {
 	b.until("continued streams are counted", n+`('Streams continued') >= 1`)
 	long("off", "X-Pdproxy-Continue", "off")
 	running("d1", 5)
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(500 * time.Millisecond) // the fifth stream has a part of its text
 	engines["d1"].cmd.Process.Kill()
 	wg.Wait()
 	b.until("the stream that was not to be continued is counted", n+`('Not continued: off') === 1 && `+n+`('Ended in an error event') >= 1`)

@@ -302,7 +302,7 @@ func defaultFolder(t *testing.T, e *fakeEngine, victim string) {
 		exchange.Wait()
 	}()
 	for range times(5, 40) {
-		wantUnharmed(t, p, s, victim, func() { time.Sleep(200 * time.Millisecond) })
+		wantUnharmed(t, p, s, victim, func() { time.Sleep(200 * time.Millisecond) }) // many exchanges of the folder
 	}
 }
 

@@ -278,7 +278,7 @@ func TestSuccessorFailsAmongRegistrations(t *testing.T) {
 			if code := c.ProcessState.ExitCode(); code != 1 || !strings.Contains(string(out), "no request could be served here") {
 				t.Errorf("c.ProcessState.ExitCode() = %d, %s", code, out)
 			}
-			time.Sleep(r.expiry / 2)
+			time.Sleep(r.expiry / 2) // longer than the time between two registrations, which the predecessor receives
 			load.end()
 			stop()
 			if r.holder() != pid {

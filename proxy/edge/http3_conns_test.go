@@ -84,7 +84,7 @@ func TestHTTP3HeadLimit(t *testing.T) {
 	defer tr.Close()
 	body, late := io.Pipe()
 	go func() {
-		time.Sleep(2 * limit)
+		time.Sleep(2 * limit) // QUIC's timers run in real time
 		io.WriteString(late, "late")
 		late.Close()
 	}()

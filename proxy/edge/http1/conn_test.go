@@ -208,6 +208,7 @@ func TestRetire(t *testing.T) {
 // A handler that takes over the connection gets the bytes that have been read.
 func TestHijack(t *testing.T) {
 	for _, switched := range []bool{false, true} {
+		read := make(chan struct{}) // closed when the first line is read
 		_, dial := onSockets(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if switched {
 				w.Header().Set("Upgrade", "x")
@@ -230,13 +231,14 @@ func TestHijack(t *testing.T) {
 			go func() { // after the handler
 				defer c.Close()
 				line, _ := rw.ReadString('\n')
+				close(read)
 				more, _ := rw.ReadString('\n')
 				fmt.Fprintf(c, "got %s%s", line, more)
 			}()
 		}), nil)
 		c := dial()
 		io.WriteString(c, get+"first\n")
-		time.Sleep(10 * time.Millisecond)
+		<-read
 		io.WriteString(c, "second\n")
 		all, err := io.ReadAll(c)
 		want := "got first\nsecond\n"
@@ -281,6 +283,7 @@ func TestHandOver(t *testing.T) {
 // A deadline ends the reading of a body, but has no effect on a body that has come, nor on the next request.
 func TestDeadlines(t *testing.T) {
 	var late http.ResponseWriter
+	passed := make(chan struct{}) // a value for each deadline that ended a read
 	_, dial := onSockets(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
 		rc.SetReadDeadline(time.Unix(1, 0))
@@ -290,6 +293,7 @@ func TestDeadlines(t *testing.T) {
 		}
 		late = w
 		if errors.Is(err, os.ErrDeadlineExceeded) {
+			passed <- struct{}{}
 			rc.SetReadDeadline(time.Time{})
 			_, err = io.ReadAll(r.Body)
 			b = []byte("after the deadline")
@@ -306,7 +310,7 @@ func TestDeadlines(t *testing.T) {
 	} {
 		io.WriteString(c, tt.first)
 		if tt.second != "" {
-			time.Sleep(20 * time.Millisecond)
+			<-passed
 			io.WriteString(c, tt.second)
 		}
 		resp, err := http.ReadResponse(in, nil)

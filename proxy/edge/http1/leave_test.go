@@ -81,7 +81,7 @@ func TestLeaving(t *testing.T) {
 // A client that has closed its side gets the answer of a handler that does not read the body.
 func TestHalfClosedEarlyAnswer(t *testing.T) {
 	_, dial := onSockets(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // time in which a wrong server would end the request
 		if err := r.Context().Err(); err != nil {
 			t.Error(err)
 		}
@@ -105,7 +105,7 @@ func TestHalfClosed(t *testing.T) {
 		if first {
 			first = false
 			<-next
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond) // time in which a wrong server would end the request
 			if err := r.Context().Err(); err != nil {
 				t.Errorf("the first request ended: %v", err)
 			}
