@@ -2,7 +2,6 @@ package filter
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
@@ -536,7 +536,7 @@ func TestRequestBodyBesideAReply(t *testing.T) {
 // printed. At debug level the line has the stack.
 func TestATrapIsOneLine(t *testing.T) {
 	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelInfo} {
-		var out logBuffer
+		var out testbed.Log
 		w := newWorld(t)
 		d := w.deps()
 		d.Log = slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: level}))
@@ -557,22 +557,4 @@ func TestATrapIsOneLine(t *testing.T) {
 			t.Errorf("%s: stack in %q: %v", level, text, got)
 		}
 	}
-}
-
-// logBuffer is a buffer for the lines of a log.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }

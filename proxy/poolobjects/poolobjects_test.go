@@ -1,7 +1,6 @@
 package poolobjects
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -18,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/kube"
 	"github.com/pdproxy/pdproxy/proxy/models"
@@ -134,28 +134,10 @@ func (s *server) edit(do func()) {
 	do()
 }
 
-// logs is a log that a test reads while others write.
-type logs struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // follow runs a follower of the pool vllm.
 type follow struct {
 	s    *server
-	log  *logs
+	log  *testbed.Log
 	mu   sync.Mutex
 	last *Objects
 	n    map[string]string
@@ -163,7 +145,7 @@ type follow struct {
 
 func newFollow(t *testing.T, status bool) *follow {
 	t.Helper()
-	f := &follow{s: &server{objects: map[string]map[string]any{}}, log: &logs{}, n: map[string]string{}}
+	f := &follow{s: &server{objects: map[string]map[string]any{}}, log: &testbed.Log{}, n: map[string]string{}}
 	cfg := config.Default()
 	cfg.EPP.Pool, cfg.EPP.Status = "vllm.llm", status
 	follower, err := newOver(kube.Over(f.s), Options{

@@ -28,19 +28,7 @@ type Pooled struct {
 // Pooling returns the handler of a route whose answer is that of run. check returns the
 // engine's error for a model's name, answer the engine's form of an ill-typed field.
 func (e *Engine) Pooling(check func(model string) *APIError, answer func(*FieldError, Fields) *APIError, run func(p *Pooled) any) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if !e.Begin() {
-			panic(http.ErrAbortHandler)
-		}
-		defer e.Wg.Done()
-		kind, die := e.Faults.Draw()
-		if die {
-			e.Kill()
-			panic(http.ErrAbortHandler)
-		}
-		if e.FailEarly(w, r, kind) {
-			return
-		}
+	return e.Serving(func(w http.ResponseWriter, r *http.Request, _ string) {
 		body, err := ReadBody(w, r)
 		if err != nil || e.Faults.hang(r.Context(), HangHead) != nil {
 			panic(http.ErrAbortHandler)
@@ -63,7 +51,7 @@ func (e *Engine) Pooling(check func(model string) *APIError, answer func(*FieldE
 		e.Stats.Requests.Add(1)
 		e.Stats.promptTokens.Add(int64(p.tokens))
 		WriteJSON(w, http.StatusOK, result)
-	}
+	})
 }
 
 // Need notes that a field is missing.

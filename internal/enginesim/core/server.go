@@ -173,8 +173,9 @@ func (e *Engine) SetDecodeUsPerToken(micros int) {
 // and does not notice the end of a connection. Transfers with peers continue.
 func (e *Engine) Stop(stopped bool) { e.Faults.stop(stopped) }
 
-// Generating returns the handler of a route that produces tokens.
-func (e *Engine) Generating(route string) http.HandlerFunc {
+// Serving returns the handler of a route whose requests meet the faults of the engine. serve answers a
+// request, unless its fault does not need the body; kind is the fault.
+func (e *Engine) Serving(serve func(w http.ResponseWriter, r *http.Request, kind string)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !e.Begin() {
 			panic(http.ErrAbortHandler)
@@ -185,9 +186,16 @@ func (e *Engine) Generating(route string) http.HandlerFunc {
 			e.Kill()
 			panic(http.ErrAbortHandler)
 		}
-		if e.FailEarly(w, r, kind) {
+		if e.failEarly(w, r, kind) {
 			return
 		}
+		serve(w, r, kind)
+	}
+}
+
+// Generating returns the handler of a route that produces tokens.
+func (e *Engine) Generating(route string) http.HandlerFunc {
+	return e.Serving(func(w http.ResponseWriter, r *http.Request, kind string) {
 		body, err := ReadBody(w, r)
 		if err != nil {
 			panic(http.ErrAbortHandler) // the client left, or its body is beyond any engine's limit
@@ -212,7 +220,7 @@ func (e *Engine) Generating(route string) http.HandlerFunc {
 		}
 		req.Fault = kind
 		e.answer(w, r, req)
-	}
+	})
 }
 
 // noRoom returns the refusal of a request for which the engine has no room. The text is SGLang's
@@ -238,9 +246,9 @@ func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 }
 
-// FailEarly applies the faults that need no request body and reports whether
+// failEarly applies the faults that need no request body and reports whether
 // the request is answered.
-func (e *Engine) FailEarly(w http.ResponseWriter, r *http.Request, kind string) bool {
+func (e *Engine) failEarly(w http.ResponseWriter, r *http.Request, kind string) bool {
 	refuse := func(status int, kind, message string) bool {
 		io.Copy(io.Discard, r.Body)
 		e.Refuse(w, &APIError{Status: status, Type: kind, Message: message})

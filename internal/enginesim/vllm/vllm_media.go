@@ -48,19 +48,7 @@ func heard(file *multipart.FileHeader) string {
 
 // media returns the handler of a route with a form. run writes the answer.
 func media(e *core.Engine, check func(model string) *core.APIError, run func(w http.ResponseWriter, f core.Fields, file *multipart.FileHeader)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if !e.Begin() {
-			panic(http.ErrAbortHandler)
-		}
-		defer e.Wg.Done()
-		kind, die := e.Faults.Draw()
-		if die {
-			e.Kill()
-			panic(http.ErrAbortHandler)
-		}
-		if e.FailEarly(w, r, kind) {
-			return
-		}
+	return e.Serving(func(w http.ResponseWriter, r *http.Request, _ string) {
 		f, file, ferr := form(r)
 		refusal := check(core.FieldText(f, "model"))
 		if ferr == nil && f.Has("vllm_xargs") {
@@ -79,7 +67,7 @@ func media(e *core.Engine, check func(model string) *core.APIError, run func(w h
 		}
 		e.Stats.Requests.Add(1)
 		run(w, f, file)
-	}
+	})
 }
 
 func editImages(w http.ResponseWriter, f core.Fields, file *multipart.FileHeader) {

@@ -1,7 +1,6 @@
 package access
 
 import (
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -17,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 )
 
 // authority is a CA of a test.
@@ -101,34 +102,16 @@ func credentials(t *testing.T, o Options) *Credentials {
 type door struct {
 	gate    *Gate
 	address string
-	log     *syncBuffer
+	log     *testbed.Log
 
 	mu      sync.Mutex
 	refused map[string]int // by reason; guarded by mu
 }
 
-// syncBuffer is a log that tests may read while other goroutines write.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer // guarded by mu
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
 // newDoor opens a door on loopback. It calls handle for each admitted connection.
 func newDoor(t *testing.T, c *Credentials, handle func(ctx context.Context, v *Visitor)) *door {
 	t.Helper()
-	d := &door{log: &syncBuffer{}, refused: map[string]int{}}
+	d := &door{log: &testbed.Log{}, refused: map[string]int{}}
 	log := slog.New(slog.NewTextHandler(d.log, nil))
 	d.gate = NewGate(GateOptions{Credentials: c, Log: log, OnRefused: func(reason string) {
 		d.mu.Lock()

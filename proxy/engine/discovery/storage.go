@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -163,14 +162,7 @@ func (s *Storage) Release() {
 // another process serves the store, before this one's turn and after Release, they are
 // that process's workers.
 func (s *Storage) Run(ctx context.Context, found func([]config.Engine)) {
-	var last []config.Engine
-	told := false
-	tell := func() {
-		if list := s.workers(); !told || !slices.Equal(list, last) {
-			last, told = list, true
-			found(list)
-		}
-	}
+	tell := registrations.OnChange(s.workers, found)
 	shown := func(entries []registrations.Entry) {
 		s.restore(entries)
 		tell()

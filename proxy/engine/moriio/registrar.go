@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -143,14 +142,7 @@ func (r *Registrar) Close() error { return r.listener.Close() }
 // and after Release. During these times found gets the engines of the other process.
 func (r *Registrar) Run(ctx context.Context, found func([]config.Engine)) {
 	b := newBook(r.log, r.o.OwnHost)
-	var last []config.Engine
-	told := false
-	tell := func() {
-		if list := b.engines(); !told || !slices.Equal(list, last) {
-			last, told = list, true
-			found(list)
-		}
-	}
+	tell := registrations.OnChange(b.engines, found)
 	shown := func(entries []registrations.Entry) {
 		b.restore(entries, time.Now())
 		tell()

@@ -55,6 +55,19 @@ func New(dir *privatedir.Dir, kind string, log *slog.Logger) *Store {
 	return &Store{dir: dir, name: "registered-" + kind, log: log}
 }
 
+// OnChange returns a function that calls found with a list, at its first call and whenever the list has
+// changed since its last call.
+func OnChange[T comparable](list func() []T, found func([]T)) func() {
+	var last []T
+	called := false
+	return func() {
+		if now := list(); !called || !slices.Equal(now, last) {
+			last, called = now, true
+			found(now)
+		}
+	}
+}
+
 // Complete reports whether all present engines are known, by the file, or because they
 // had time to register. It is safe for concurrent use.
 func (r *Store) Complete() bool { return r.complete.Load() }
