@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -16,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/surface"
 	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -303,40 +303,25 @@ func measure() resources {
 	return resources{runtime.NumGoroutine(), len(fds) - testbed.Reservations()}
 }
 
+// surface is the admin endpoint of all processes.
+func (f *fleet) surface() surface.Admin {
+	return surface.Admin{Client: f.client, URL: f.front.AdminURL()}
+}
+
 // admin reads one admin endpoint.
 func (f *fleet) admin(path string, into any) {
 	f.t.Helper()
-	resp, err := f.client.Get(f.front.AdminURL() + path)
-	if err != nil {
+	if err := f.surface().Get(path, into); err != nil {
 		f.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
-		f.t.Fatalf("GET %s: %v", path, err)
 	}
 }
 
 // metric sums the series of one metric whose labels contain all given texts.
 func (f *fleet) metric(name string, labels ...string) float64 {
 	f.t.Helper()
-	resp, err := f.client.Get(f.front.AdminURL() + "/metrics")
+	sum, err := f.surface().Metric(name, labels...)
 	if err != nil {
 		f.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var sum float64
-	for sc := bufio.NewScanner(resp.Body); sc.Scan(); {
-		line := sc.Text()
-		rest, ok := strings.CutPrefix(line, name)
-		if !ok || rest == "" || rest[0] != ' ' && rest[0] != '{' {
-			continue
-		}
-		for _, l := range labels {
-			ok = ok && strings.Contains(rest, l)
-		}
-		if v, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64); ok && err == nil {
-			sum += v
-		}
 	}
 	return sum
 }

@@ -47,22 +47,25 @@ var fleetFailures = []scenario{
 	{"decode refuses", TestDecodeRefuses},
 	{"leg fails and is retried", TestLegFailsBeforeFirstByteAndIsRetried},
 	{"prefill times out", TestPrefillTimesOut},
+	{"stream is idle", TestStreamIsIdleTooLong},
+	{"prefills that wait", TestWaitingPrefillsStop},
+	{"overload", TestOverload},
+	{"retry budget", TestRetryBudgetIsGlobal},
+	{"circuit", TestBadPrefillAnswersOpenTheCircuit},
+	{"broken pair", TestRetryLeavesBothEnginesOfABrokenPair},
+}
+
+var fleetEngines = []scenario{
 	{"engine stops", TestEngineStopped},
 	{"decode dies mid-stream", TestDecodeDiesMidStream},
 	{"decode dies inside an answer", TestDecodeDiesInsideAUnaryAnswer},
-	{"stream is idle", TestStreamIsIdleTooLong},
 	{"streams go on", TestContinuedAtRandom},
 	{"rolling update", TestRollingUpdate},
 	{"no target", TestNoTargetForAPhase},
 	{"engine restarts", TestEngineRestarts},
 	{"dead decode", TestNoPrefillForADeadDecode},
 	{"failing decode", TestNoPrefillForAFailingDecode},
-	{"prefills that wait", TestWaitingPrefillsStop},
 	{"decode restarts at once", TestMooncakeDecodeRestartsAtOnce},
-	{"overload", TestOverload},
-	{"retry budget", TestRetryBudgetIsGlobal},
-	{"circuit", TestBadPrefillAnswersOpenTheCircuit},
-	{"broken pair", TestRetryLeavesBothEnginesOfABrokenPair},
 }
 
 var fleetOperation = []scenario{
@@ -123,6 +126,9 @@ func TestModesAnswers(t *testing.T) { inMode(t, modeFleet, fleetAnswers) }
 
 // TestModesFailures: a fleet retries, counts and cleans up as one process does.
 func TestModesFailures(t *testing.T) { inMode(t, modeFleet, fleetFailures) }
+
+// TestModesEngines: a fleet leaves engines that stop, die or restart as one process does.
+func TestModesEngines(t *testing.T) { inMode(t, modeFleet, fleetEngines) }
 
 // TestModesOperation: a fleet drains, reloads and knows names and keys as one process does.
 func TestModesOperation(t *testing.T) { inMode(t, modeFleet, fleetOperation) }
