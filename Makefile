@@ -57,9 +57,10 @@ MUTANTS_MIN  := 60
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
+# With -trimpath, as in a release, all packages would be compiled again: the tests build without it.
 .PHONY: build
 build: ## bin/pdproxy
-	$(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/pdproxy ./cmd/pdproxy
+	$(GO) build -ldflags "$(LDFLAGS)" -o bin/pdproxy ./cmd/pdproxy
 
 .PHONY: demo
 demo: build ## simulated engines and the proxy in one process
@@ -72,6 +73,7 @@ test: ## the first tier, for every change: unit tests under the race detector, e
 .PHONY: test-all
 test-all: vet processes alone clients gateway ## the second tier: fleets, takeover, chaos, plugins, discovery, attacks, real clients, Envoy (root)
 
+# The other steps need no vet of their own.
 .PHONY: vet
 vet:
 	$(GO) vet $(PACKAGES)
@@ -84,14 +86,14 @@ vet:
 .PHONY: processes
 processes: export PDPROXY_CONNECTORS = vllm-nixl,sglang,trtllm
 processes: # the second tier, under the race detector except the packages of BUILT
-	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out $(BUILT) costs http1 security,$(SECOND)),./conformance/$p) $(REPEATED) -- -shuffle=on -timeout=25m $(foreach p,$(BUILT),./conformance/$p)
+	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- -vet=off $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out $(BUILT) costs http1 security,$(SECOND)),./conformance/$p) $(REPEATED) -- -vet=off -shuffle=on -timeout=25m $(foreach p,$(BUILT),./conformance/$p)
 
 # The programs that costs, http1 and security test are processes of their own, which the race detector
 # does not see. The other packages make other system calls without the detector, or run as root what
 # the first tier may skip. The detector hides the memory of a compilation (abi/host/meter).
 .PHONY: alone
 alone: # the second tier without the race detector
-	@$(SUITE) -strict -shuffle=on -timeout=10m ./abi/host/meter ./conformance/costs ./conformance/http1 ./conformance/security ./proxy/upstream ./proxy/coordinator ./proxy/coordinator/fleet ./proxy/coordinator/link ./proxy/state/kvindex ./proxy/privatedir ./plugins/filter ./plugins/policy ./cmd/...
+	@$(SUITE) -strict -vet=off -shuffle=on -timeout=10m ./abi/host/meter ./conformance/costs ./conformance/http1 ./conformance/security ./proxy/upstream ./proxy/coordinator ./proxy/coordinator/fleet ./proxy/coordinator/link ./proxy/state/kvindex ./proxy/privatedir ./plugins/filter ./plugins/policy ./cmd/...
 
 .PHONY: modes
 modes: export PDPROXY_MODE = $(MODE)
