@@ -86,7 +86,7 @@ vet:
 .PHONY: processes
 processes: export PDPROXY_CONNECTORS = vllm-nixl,sglang,trtllm
 processes: # the second tier, under the race detector except the packages of BUILT
-	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- -vet=off $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out $(BUILT) costs http1 security,$(SECOND)),./conformance/$p) $(REPEATED) -- -vet=off -shuffle=on -timeout=25m $(foreach p,$(BUILT),./conformance/$p)
+	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- -vet=off $(RACE) -timeout=25m ./internal/enginesim/... $(foreach p,$(filter-out $(BUILT) costs http1 security,$(SECOND)),./conformance/$p) $(REPEATED) -- -vet=off -p=1 -shuffle=on -timeout=25m $(foreach p,$(BUILT),./conformance/$p)
 
 # The programs that costs, http1 and security test are processes of their own, which the race detector
 # does not see. The other packages make other system calls without the detector, or run as root what

@@ -12,7 +12,8 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
 
 // framingStreams has the bytes of one connection in each row. No byte after a mark may pass,
@@ -91,28 +92,11 @@ func parseFramingStream(s string) (pass, all string, mark byte) {
 	return s, s, 0
 }
 
-// pieces is a connection whose reads return the pieces of a test.
-type pieces struct {
-	net.Conn
-	left [][]byte
-}
-
-func (c *pieces) Read(p []byte) (int, error) {
-	if len(c.left) == 0 {
-		return 0, io.EOF
-	}
-	n := copy(p, c.left[0])
-	if c.left[0] = c.left[0][n:]; len(c.left[0]) == 0 {
-		c.left = c.left[1:]
-	}
-	return n, nil
-}
-
 // readFramed reads a whole connection through the guard into a buffer of room bytes. Each
 // read of the guard ends at the next cut.
 func readFramed(t *testing.T, all string, room int, cuts ...int) string {
 	t.Helper()
-	c := &framingConn{Conn: &pieces{left: split(all, cuts...)}, tcp: &tcpConn{connection: &connection{all: newConnections(nil)}}, conns: new(clientConns)}
+	c := &framingConn{Conn: proxytest.NewScript(all, cuts...), tcp: &tcpConn{connection: &connection{all: newConnections(nil)}}, conns: new(clientConns)}
 	var got bytes.Buffer
 	buf := make([]byte, room)
 	for {
@@ -125,18 +109,6 @@ func readFramed(t *testing.T, all string, room int, cuts ...int) string {
 			t.Fatal("a Read returned no byte and no error")
 		}
 	}
-}
-
-func split(s string, cuts ...int) [][]byte {
-	var list [][]byte
-	last := 0
-	for _, c := range append(cuts, len(s)) {
-		if c = min(c, len(s)); c > last {
-			list = append(list, []byte(s[last:c]))
-			last = c
-		}
-	}
-	return list
 }
 
 // The same bytes pass for all sizes of reads.
@@ -171,7 +143,7 @@ type handled struct {
 // for the client.
 func serveStream(all string, guard bool, cuts ...int) (got []handled, sent string) {
 	var mu sync.Mutex
-	conn := newScript(split(all, cuts...))
+	conn := proxytest.NewScript(all, cuts...)
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
@@ -196,7 +168,7 @@ func serveStream(all string, guard bool, cuts ...int) (got []handled, sent strin
 			}
 		},
 	}
-	var l net.Listener = &oneConn{conn: conn, done: make(chan struct{})}
+	var l net.Listener = proxytest.OneConn(conn)
 	if guard {
 		room := newConnections(func() (all, perAddress int) { return 1, 0 })
 		l = framingListener{tcpListener{l, room, true}, new(clientConns), 64 << 10}
@@ -221,72 +193,8 @@ func serveStream(all string, guard bool, cuts ...int) (got []handled, sent strin
 	<-closed
 	srv.Close()
 	<-served
-	return got, conn.sent()
+	return got, conn.Sent()
 }
-
-// oneConn is a listener that returns one connection.
-type oneConn struct {
-	conn net.Conn
-	done chan struct{}
-	once sync.Once
-}
-
-func (l *oneConn) Accept() (net.Conn, error) {
-	if c := l.conn; c != nil {
-		l.conn = nil
-		return c, nil
-	}
-	<-l.done
-	return nil, net.ErrClosed
-}
-
-func (l *oneConn) Close() error {
-	l.once.Do(func() { close(l.done) })
-	return nil
-}
-
-func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }
-
-// script is a connection whose reads return its pieces and then the end. It stores the
-// written bytes.
-type script struct {
-	mu   sync.Mutex
-	in   pieces
-	out  bytes.Buffer
-	once sync.Once
-	done chan struct{}
-}
-
-func newScript(in [][]byte) *script { return &script{in: pieces{left: in}, done: make(chan struct{})} }
-
-func (c *script) Read(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.in.Read(p)
-}
-
-func (c *script) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.out.Write(p)
-}
-
-func (c *script) sent() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.out.String()
-}
-
-func (c *script) Close() error {
-	c.once.Do(func() { close(c.done) })
-	return nil
-}
-
-func (c *script) LocalAddr() net.Addr              { return &net.TCPAddr{} }
-func (c *script) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
-func (c *script) SetDeadline(time.Time) error      { return nil }
-func (c *script) SetReadDeadline(time.Time) error  { return nil }
-func (c *script) SetWriteDeadline(time.Time) error { return nil }
 
 // No byte passes after a trailer line that ends in a bare LF. So the handler does not get
 // the bytes behind it as another request.

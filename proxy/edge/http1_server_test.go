@@ -11,12 +11,13 @@ import (
 	"testing/synctest"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
 
 // serveOwn is serveStream for the own server of HTTP/1.1.
 func serveOwn(all string, cuts ...int) (got []handled, sent string) {
 	var mu sync.Mutex
-	conn := newScript(split(all, cuts...))
+	conn := proxytest.NewScript(all, cuts...)
 	cfg := config.Default()
 	s := newServer(&cfg, Options{Log: slog.New(slog.DiscardHandler), Limits: func() *config.Limits { return &cfg.Limits }})
 	defer s.cancel(nil)
@@ -31,17 +32,17 @@ func serveOwn(all string, cuts ...int) (got []handled, sent string) {
 		got = append(got, h)
 		w.Header()["Date"] = nil
 		w.Write([]byte("handled"))
-	}), tcpListener{&oneConn{conn: conn, done: make(chan struct{})}, s.places, true}, s.base, nil)
+	}), tcpListener{proxytest.OneConn(conn), s.places, true}, s.base, nil)
 	e := s.servers[0]
 	served := make(chan struct{})
 	go func() {
 		e.Serve(e.listener)
 		close(served)
 	}()
-	<-conn.done
+	<-conn.Closed()
 	e.Close()
 	<-served
-	return got, conn.sent()
+	return got, conn.Sent()
 }
 
 // The own server serves the same requests as net/http below the guard, and refuses what the guard

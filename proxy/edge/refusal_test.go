@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
 
 // A request that no handler gets has an answer with JSON, also behind answered requests of the
@@ -69,11 +71,11 @@ func TestRefusals(t *testing.T) {
 // An answer of a handler passes unchanged, also one that looks like a refusal.
 func TestRefusalOfHandler(t *testing.T) {
 	const text = "HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n431 Request Header Fields Too Large"
-	conn := newScript(nil)
+	conn := proxytest.NewScript("")
 	c := &framingConn{Conn: conn, conns: new(clientConns)}
 	c.handled.Store(true)
-	if n, err := c.Write([]byte(text)); n != len(text) || err != nil || conn.sent() != text {
-		t.Errorf("got %d, %v, %q", n, err, conn.sent())
+	if n, err := c.Write([]byte(text)); n != len(text) || err != nil || conn.Sent() != text {
+		t.Errorf("got %d, %v, %q", n, err, conn.Sent())
 	}
 }
 

@@ -6,11 +6,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
 
 // endless is a connection whose client sends the same request again and again, as the server reads.
 type endless struct {
-	script
+	*proxytest.Script
 	request string
 	left    int // requests
 }
@@ -27,8 +29,7 @@ func (c *endless) Write(p []byte) (int, error) { return len(p), nil }
 
 // serveEndless serves n requests. It does not watch for the client to leave.
 func serveEndless(s *Server, request string, n int) {
-	c := &endless{request: request, left: n}
-	c.closed = make(chan struct{})
+	c := &endless{Script: proxytest.NewScript(""), request: request, left: n}
 	k := s.newConn(c)
 	k.watched.socket = watched{}
 	k.serve()
@@ -55,7 +56,7 @@ func TestRequestAllocs(t *testing.T) {
 		w.Header()["Content-Type"] = jsonType
 		w.Write(body)
 	}))
-	s.start(&oneConn{done: make(chan struct{})})
+	s.start(proxytest.OneConn(nil))
 	defer s.Close()
 	if n := testing.AllocsPerRun(20, func() { serveEndless(s, typical, 100) }) / 100; n > maxRequestAllocs {
 		t.Errorf("%v allocations a request", n)
@@ -74,7 +75,7 @@ func TestEventAllocs(t *testing.T) {
 			t.Errorf("%v allocations an event", n)
 		}
 	}))
-	s.start(&oneConn{done: make(chan struct{})})
+	s.start(proxytest.OneConn(nil))
 	defer s.Close()
 	serveEndless(s, typical, 1)
 }
@@ -86,7 +87,7 @@ func BenchmarkRequest(b *testing.B) {
 		w.Header()["Content-Type"] = jsonType
 		w.Write(body)
 	}))
-	s.start(&oneConn{done: make(chan struct{})})
+	s.start(proxytest.OneConn(nil))
 	defer s.Close()
 	b.ReportAllocs()
 	serveEndless(s, typical, b.N)

@@ -2,7 +2,6 @@ package http1
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -13,88 +12,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
-
-// script is a connection without a descriptor. Its reads return its pieces, then the end. It stores
-// the written bytes.
-type script struct {
-	mu     sync.Mutex
-	pieces [][]byte
-	out    bytes.Buffer
-	closed chan struct{}
-	once   sync.Once
-}
-
-func newScript(all string, cuts ...int) *script {
-	c := &script{closed: make(chan struct{})}
-	last := 0
-	for _, cut := range append(cuts, len(all)) {
-		if cut = min(cut, len(all)); cut > last {
-			c.pieces = append(c.pieces, []byte(all[last:cut]))
-			last = cut
-		}
-	}
-	return c
-}
-
-func (c *script) Read(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.pieces) == 0 {
-		return 0, io.EOF
-	}
-	n := copy(p, c.pieces[0])
-	if c.pieces[0] = c.pieces[0][n:]; len(c.pieces[0]) == 0 {
-		c.pieces = c.pieces[1:]
-	}
-	return n, nil
-}
-
-func (c *script) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.out.Write(p)
-}
-
-func (c *script) sent() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.out.String()
-}
-
-func (c *script) Close() error {
-	c.once.Do(func() { close(c.closed) })
-	return nil
-}
-
-func (c *script) LocalAddr() net.Addr              { return &net.TCPAddr{} }
-func (c *script) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
-func (c *script) SetDeadline(time.Time) error      { return nil }
-func (c *script) SetReadDeadline(time.Time) error  { return nil }
-func (c *script) SetWriteDeadline(time.Time) error { return nil }
-
-// oneConn is a listener that returns one connection.
-type oneConn struct {
-	conn net.Conn
-	done chan struct{}
-	once sync.Once
-}
-
-func (l *oneConn) Accept() (net.Conn, error) {
-	if c := l.conn; c != nil {
-		l.conn = nil
-		return c, nil
-	}
-	<-l.done
-	return nil, net.ErrClosed
-}
-
-func (l *oneConn) Close() error {
-	l.once.Do(func() { close(l.done) })
-	return nil
-}
-
-func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }
 
 // httpServer is what both servers have.
 type httpServer interface {
@@ -114,16 +34,16 @@ func newServer(h http.Handler) *Server {
 
 // serveScript serves one connection to its end, and returns what was written to it.
 func serveScript(s httpServer, all string, cuts ...int) string {
-	c := newScript(all, cuts...)
+	c := proxytest.NewScript(all, cuts...)
 	served := make(chan struct{})
 	go func() {
-		s.Serve(&oneConn{conn: c, done: make(chan struct{})})
+		s.Serve(proxytest.OneConn(c))
 		close(served)
 	}()
-	<-c.closed
+	<-c.Closed()
 	s.Close()
 	<-served
-	return c.sent()
+	return c.Sent()
 }
 
 // seen is a request as a handler gets it.
