@@ -1,6 +1,7 @@
 package config
 
 import (
+	"net"
 	"slices"
 	"time"
 )
@@ -213,7 +214,8 @@ type Fleet struct {
 	// Name distinguishes the fleets that share an etcd. Default "pdproxy"; never empty.
 	Name string `toml:"name"`
 	// Advertise is this coordinator's address for workers and coordinators of other
-	// hosts, host:port or unix:path. Default "": Listen.
+	// hosts, host:port or unix:path. Default "": Listen; with Lease and a Listen on all
+	// addresses, the address that connections of this host to the API server have.
 	Advertise string `toml:"advertise"`
 	// Dir is the directory, of mode 0700, for the sockets and locks of this
 	// configuration's processes. It must belong to the user of the processes, and only
@@ -237,6 +239,13 @@ func (f Fleet) Elects() bool { return len(f.Etcd.Endpoints) > 0 || f.Lease.Name 
 // all three files, or none. They are read again when they change. Without them the
 // connections between hosts use TLS too, and the token authenticates both sides.
 type FleetTLS struct {
+// ListensEverywhere reports whether Listen is a port on all addresses of the host.
+func (f Fleet) ListensEverywhere() bool {
+	host, _, err := net.SplitHostPort(f.Listen)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "" || ip != nil && ip.IsUnspecified())
+}
+
 	// Cert is a file (PEM) with this host's certificate, for clients and servers: its
 	// names and addresses are those that other hosts dial. Default "".
 	Cert string `toml:"cert"`

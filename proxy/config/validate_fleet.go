@@ -300,10 +300,8 @@ func (k *checker) election() {
 		k.add(key, "needs fleet.listen, where workers and other coordinators reach this one, or fleet.coordinator = %q", CoordinatorLeader)
 		return
 	}
-	if host, _, err := net.SplitHostPort(f.Listen); err == nil && f.Advertise == "" {
-		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-			k.add("fleet.listen", "other hosts cannot connect to %q: needs fleet.advertise", f.Listen)
-		}
+	if f.Advertise == "" && f.Lease.Name == "" && f.ListensEverywhere() {
+		k.add("fleet.listen", "other hosts cannot connect to %q: needs fleet.advertise", f.Listen)
 	}
 }
 
