@@ -164,6 +164,10 @@ type DiscoveryKubernetes struct {
 	// engines further; "*" selects all. It also bounds the pods of Pools. Default "": pods
 	// are read for Pools only.
 	Pods string `toml:"pods"`
+	// Labels lists the labels of pods that become labels of their engines, for policies:
+	// NAME, or NAME=LABEL for a label of another name. Without Pods, the labels are those
+	// of the Service. Default empty.
+	Labels []string `toml:"labels"`
 	// Engines are the Services: each is an [[engine]] that serves as a pattern for the
 	// found engines. The host of its url is SERVICE or SERVICE.NAMESPACE; without a
 	// port the port is that of the EndpointSlices. A host "*" in kv_events and
@@ -235,10 +239,6 @@ type Fleet struct {
 // Elects reports whether several coordinators elect their leader.
 func (f Fleet) Elects() bool { return len(f.Etcd.Endpoints) > 0 || f.Lease.Name != "" }
 
-// FleetTLS holds certificates by which the hosts of a fleet authenticate each other:
-// all three files, or none. They are read again when they change. Without them the
-// connections between hosts use TLS too, and the token authenticates both sides.
-type FleetTLS struct {
 // ListensEverywhere reports whether Listen is a port on all addresses of the host.
 func (f Fleet) ListensEverywhere() bool {
 	host, _, err := net.SplitHostPort(f.Listen)
@@ -246,6 +246,10 @@ func (f Fleet) ListensEverywhere() bool {
 	return err == nil && (host == "" || ip != nil && ip.IsUnspecified())
 }
 
+// FleetTLS holds certificates by which the hosts of a fleet authenticate each other:
+// all three files, or none. They are read again when they change. Without them the
+// connections between hosts use TLS too, and the token authenticates both sides.
+type FleetTLS struct {
 	// Cert is a file (PEM) with this host's certificate, for clients and servers: its
 	// names and addresses are those that other hosts dial. Default "".
 	Cert string `toml:"cert"`
@@ -316,10 +320,11 @@ func defaultFleet() Fleet {
 
 func defaultDiscovery() Discovery {
 	return Discovery{
-		TRTLLM: DiscoveryTRTLLM{RefreshInterval: seconds(10)},
-		Etcd:   DiscoveryEtcd{Prefix: "/pdproxy/engines/"},
-		DNS:    DiscoveryDNS{Interval: seconds(5)},
-		SGLang: DiscoverySGLang{Interval: seconds(5)},
+		TRTLLM:     DiscoveryTRTLLM{RefreshInterval: seconds(10)},
+		Etcd:       DiscoveryEtcd{Prefix: "/pdproxy/engines/"},
+		DNS:        DiscoveryDNS{Interval: seconds(5)},
+		SGLang:     DiscoverySGLang{Interval: seconds(5)},
+		Kubernetes: DiscoveryKubernetes{Labels: []string{}},
 	}
 }
 

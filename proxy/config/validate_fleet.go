@@ -169,6 +169,7 @@ func (k *checker) kubernetes() {
 			k.add("discovery.kubernetes.token_file", "would be sent without encryption: discovery.kubernetes.api is neither https nor loopback")
 		}
 	}
+	k.podLabels(d)
 	names := map[string]string{}
 	k.kubePatterns("discovery.kubernetes.engine", d.Engines, names, "the name of a Service as its host: SERVICE or SERVICE.NAMESPACE")
 	k.kubePatterns("discovery.kubernetes.pool", d.Pools, names, "the name of an InferencePool as its host: POOL or POOL.NAMESPACE")
