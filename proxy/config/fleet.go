@@ -304,8 +304,8 @@ type FleetLease struct {
 	// Name is the Lease: NAME or NAME.NAMESPACE. The coordinators make it, and NAME-ids for the
 	// disagg ids. Default "": there is one coordinator, or Etcd elects it.
 	Name string `toml:"name"`
-	// Duration is the time for which a coordinator stays the leader after its last contact
-	// with the API server. It is a whole number of seconds, at least 2. Default 5s.
+	// Duration is the time after the leader's last contact with the API server after which
+	// another coordinator leads. It is a whole number of seconds, at least 2. Default 5s.
 	Duration Duration `toml:"duration"`
 }
 
