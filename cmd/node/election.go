@@ -2,6 +2,7 @@ package node
 
 import (
 	"cmp"
+	"net"
 	"os"
 	"strings"
 	"time"
@@ -25,11 +26,15 @@ func (l *leaderSide) joinElection(cfg *config.Config) error {
 		Instances: engineNames{l.n.registry}, ClaimSocket: l.claimSocket, Token: []byte(l.access.token), Dial: l.access.credentials.Dial, Node: host, Log: l.n.log,
 	}
 	if cfg.Fleet.Elects() {
-		e, err := newElection(cfg, advertised(cfg), l.n)
+		address, err := advertised(cfg)
 		if err != nil {
 			return err
 		}
-		o.Address, o.Election = advertised(cfg), e
+		e, err := newElection(cfg, address, l.n)
+		if err != nil {
+			return err
+		}
+		o.Address, o.Election = address, e
 	} else {
 		o.Address = "unix:" + dir.SocketPath(linkName)
 		e := election.NewAlone(election.Options{Address: o.Address, Node: host, Log: l.n.log}, dir)
@@ -72,12 +77,25 @@ func openLease(cfg *config.Config) (*election.Lease, error) {
 }
 
 // advertised returns the address at which other hosts reach the coordinator of this
-// configuration.
-func advertised(cfg *config.Config) string {
+// configuration. Pods with one configuration listen on all addresses; the address of a pod is the
+// one that its connections to the API server have.
+func advertised(cfg *config.Config) (string, error) {
 	if cfg.Fleet.Advertise != "" {
-		return cfg.Fleet.Advertise
+		return cfg.Fleet.Advertise, nil
 	}
-	return cfg.Fleet.Listen
+	if cfg.Fleet.Lease.Name == "" || !cfg.Fleet.ListensEverywhere() {
+		return cfg.Fleet.Listen, nil
+	}
+	client, err := kube.Open(cfg.Discovery.Kubernetes)
+	if err != nil {
+		return "", err
+	}
+	ip, err := client.LocalIP()
+	if err != nil {
+		return "", config.Problems{cfg.Problem("fleet.advertise", "is needed: the address of this host toward the API server is unknown: "+err.Error())}
+	}
+	_, port, _ := net.SplitHostPort(cfg.Fleet.Listen) // validated
+	return net.JoinHostPort(ip.String(), port), nil
 }
 
 // claimSocket makes workers of this host find this coordinator.

@@ -5,11 +5,13 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/engine/saturation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -21,13 +23,20 @@ func (n *Node) showAs(cfg *config.Config, reg prometheus.Registerer) {
 	pool = cmp.Or(pool, cfg.Fleet.Name)
 	n.metrics.ShowAs(reg, names, pool)
 	if len(names) > 0 && n.options.Role != RoleWorker {
-		reg.MustRegister(&poolGauges{registry: n.registry, pool: pool, version: n.options.Version, gauges: telemetry.NewExtensionGauges(names)})
+		reg.MustRegister(&poolGauges{registry: n.registry, limits: n.saturation, pool: pool, version: n.options.Version, gauges: telemetry.NewExtensionGauges(names)})
 	}
+}
+
+// saturation returns the limits from which on engines are saturated; a reload may change them.
+func (n *Node) saturation() saturation.Limits {
+	l := n.cfg.Load().Limits
+	return saturation.Limits{QueueDepth: l.SaturationQueueDepth, KVUsage: l.SaturationKVUsage}
 }
 
 // poolGauges are the gauges of the engines by the names of other endpoint pickers.
 type poolGauges struct {
 	registry      *engine.Registry
+	limits        func() saturation.Limits
 	pool, version string
 	gauges        *telemetry.ExtensionGauges
 }
@@ -64,6 +73,9 @@ func (g *poolGauges) Collect(ch chan<- prometheus.Metric) {
 		mean, deviation := s.values()
 		g.gauges.Send(ch, "average_"+end, mean, g.pool)
 		g.gauges.Send(ch, "std_dev_"+end, deviation, g.pool)
+	}
+	if limits := g.limits(); limits.QueueDepth > 0 {
+		g.gauges.Send(ch, "pool_saturation", saturation.Pool(g.registry.Snapshot(), limits, time.Now()), g.pool, "effective")
 	}
 	g.gauges.Send(ch, "ready_pods", float64(ready), g.pool)
 	g.gauges.Send(ch, "ready_endpoints", float64(ready), g.pool)

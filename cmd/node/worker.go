@@ -67,7 +67,11 @@ func (n *Node) connectWorker(cfg *config.Config, a fleetAccess, ids *disaggid.So
 // dialler returns a function that connects to the coordinator: at the configured address,
 // at that of the coordinator on this host, or at that of the coordinator that leads.
 func (n *Node) dialler(cfg *config.Config, dial standby.Dialer) (func(context.Context) (net.Conn, error), error) {
-	address, same := cfg.Fleet.Coordinator, advertised(cfg)
+	same, err := advertised(cfg)
+	if err != nil {
+		return nil, err
+	}
+	address := cfg.Fleet.Coordinator
 	switch address {
 	case "":
 		address = "unix:" + n.options.Dir.SocketPath(linkName)

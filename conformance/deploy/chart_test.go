@@ -128,8 +128,8 @@ func TestChartTakesConfigurations(t *testing.T) {
 	engines := "[[engine]]\nname = \"e\"\nurl = \"http://10.0.0.5:8000\"\nrole = \"both\"\nconnector = \"none\"\n"
 	picker := manifestConfig(t, "gateway/picker.yaml", "pdproxy-epp")
 	for name, c := range map[string]struct {
-		text, server, admin, epp string
-		node                     any // fleet.node_id
+		text, server, admin, epp, fleet string
+		node                            any // fleet.node_id
 	}{
 		"the README's":       {text: readmeConfig(t), server: "0.0.0.0:8080", admin: "0.0.0.0:9090", node: int64(-1)},
 		"the reference":      {text: string(reference), server: "0.0.0.0:8080", admin: "0.0.0.0:9090", node: int64(0)},
@@ -139,6 +139,7 @@ func TestChartTakesConfigurations(t *testing.T) {
 		"tables without it":  {text: "[admin]\nallowed_hosts = [\"x\"]\n[server.auth]\nkeys_file = \"keys\"\n[fleet]\npatience = \"3s\"\n" + engines, server: "0.0.0.0:8080", admin: "0.0.0.0:9090", node: int64(-1)},
 		"an own token file":  {text: "[admin]\nlisten = \"0.0.0.0:9090\"\ntoken_file = \"other\"\n" + engines, server: "0.0.0.0:8080", admin: "0.0.0.0:9090", node: int64(-1)},
 		"workers":            {text: "[fleet]\nworkers = 2\n" + engines, server: "0.0.0.0:8080", admin: "0.0.0.0:9090"},
+		"a Lease":            {text: "[fleet]\nworkers = 1\nlisten = \"127.0.0.1:8331\"\ntoken_file = \"token\"\n[fleet.lease]\nname = \"pdproxy\"\n" + engines, server: "0.0.0.0:8080", admin: "0.0.0.0:9090", fleet: "0.0.0.0:8331"},
 		"a text of a plugin": {text: engines + "[[plugin]]\nname = \"p\"\npath = \"p.wasm\"\nconfig = \"\"\"\n{\"a\": 1.50,\n\t\"b\": \"\\u00e9{{ x }}\"}\n\"\"\"\n[policy]\nparams = {kv_aware.queue_weight = 1.0, pair_aware.x = 20_000}\n", server: "0.0.0.0:8080", admin: "0.0.0.0:9090", node: int64(-1)},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -156,6 +157,9 @@ func TestChartTakesConfigurations(t *testing.T) {
 			}
 			if c.epp != "" {
 				want["epp"].(map[string]any)["listen"] = c.epp
+			}
+			if c.fleet != "" {
+				want["fleet"].(map[string]any)["listen"] = c.fleet
 			}
 			if result := tree(t, got); !reflect.DeepEqual(result, want) {
 				t.Errorf("got\n%v\nwant\n%v", result, want)

@@ -59,7 +59,7 @@ func newMachine(c *cluster, program, kubeconfig string) *machine {
 		c.t.Fatal(err)
 	}
 	m := &machine{c: c, pods: map[string]*hosted{}, last: 1}
-	m.node = kubelet.Node{Program: program, Content: m.content, Account: m.account, Env: []string{"KUBERNETES_SERVICE_HOST=" + nodeHost, "KUBERNETES_SERVICE_PORT=" + port}}
+	m.node = kubelet.Node{Program: program, Content: m.content, Account: m.account, System: true, Env: []string{"KUBERNETES_SERVICE_HOST=" + nodeHost, "KUBERNETES_SERVICE_PORT=" + port}}
 	run(c.t, "ip", "link", "add", "pods", "type", "bridge")
 	c.t.Cleanup(func() { run(c.t, "ip", "link", "delete", "pods") })
 	run(c.t, "ip", "address", "add", nodeHost+"/24", "dev", "pods")

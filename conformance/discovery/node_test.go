@@ -86,7 +86,10 @@ func startNodeWith(t *testing.T, configure func(*config.Config)) *node {
 }
 
 // row is one row of GET /v1/engines.
-type row struct{ Name, State, Role, Source string }
+type row struct {
+	Name, State, Role, Source string
+	Labels                    map[string]string
+}
 
 func (n *node) rows() (rows []row) {
 	n.t.Helper()

@@ -180,8 +180,8 @@ func TestKubernetesPage(t *testing.T) {
 		}
 	}
 	p.run("cd pdproxy\n" + p.script("## Clients outside", "## Remove"))
-	testbed.Eventually(t, "two proxies and two decode engines", func() bool {
-		return len(m.addresses("pdproxy-")) == 2 && len(m.addresses("decode-")) == 2 // the picker has no engine at port 8200
+	testbed.Eventually(t, "three proxies and two decode engines", func() bool {
+		return len(m.addresses("pdproxy-")) == 3 && len(m.addresses("decode-")) == 2 // the picker has no engine at port 8200
 	})
 	if text := c.get("ConfigMap", "pdproxy")["data"].(fields)["config.toml"].(string); !strings.Contains(text, "kv_aware") {
 		t.Errorf("the upgraded configuration is\n%s", text)

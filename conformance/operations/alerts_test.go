@@ -85,7 +85,7 @@ func testLoad(t *testing.T, tested, seen map[string]bool) {
 	_, lines := engines(t, "vllm-nixl", map[string][]string{"p0": slow, "p1": slow, "d0": nil, "d1": nil})
 	p := run(t, nil, "[fleet]\nworkers = 2\n[limits]\nmax_exchanges = 16\nqueue = 8\nqueue_timeout = \"3s\"\nper_client = 0\n[policy]\nplan = \"always\"\n"+lines, "")
 	p.ready(t)
-	s := prometheus(t, p.metrics)
+	s := prometheus(t, p.metrics, "")
 	stop := p.load(t, 2, 20)
 	eventually(t, "requests are counted", func() bool { return s.query(t, `pdproxy_exchanges_total{model="sim",outcome="ok"} > 20`) > 0 })
 	if names := s.firing(t); len(names) > 0 {
@@ -163,7 +163,7 @@ func testEngines(t *testing.T, tested, seen map[string]bool) {
 	running, lines := engines(t, "trtllm", map[string][]string{"p0": nil, "d0": {"--fail", "0.5:500"}, "d1": {"--fail", "0.5:500"}})
 	p := run(t, nil, "[limits]\nno_engine_timeout = \"3s\"\n[health]\ninterval = \"200ms\"\n[policy]\nplan = \"always\"\n[retry]\nattempts = 2\n[circuit]\nfailures = 1000000\n"+lines, "")
 	p.ready(t)
-	s := prometheus(t, p.metrics)
+	s := prometheus(t, p.metrics, "")
 	p.load(t, 4, 50)
 	s.fires(t, tested, "PdproxyLegErrors", "PdproxyErrors", "PdproxyKVLeft")
 	running["d1"].kill()

@@ -107,10 +107,10 @@ func TestForeignDashboards(t *testing.T) {
 	for _, workers := range []int{0, 2} {
 		t.Run(fmt.Sprint(workers, " workers"), func(t *testing.T) {
 			_, lines := engines(t, "vllm-nixl", map[string][]string{"p0": nil, "d0": nil})
-			sections := fmt.Sprintf("names = [\"inference_extension\", \"llm_d\"]\n[epp]\n[fleet]\nworkers = %d\n%s", workers, lines)
+			sections := fmt.Sprintf("names = [\"inference_extension\", \"llm_d\"]\n[epp]\n[limits]\nsaturation_queue_depth = 1000\n[fleet]\nworkers = %d\n%s", workers, lines)
 			p := run(t, nil, sections, "")
 			p.ready(t)
-			s := prometheus(t, p.metrics)
+			s := prometheus(t, p.metrics, "")
 			stop := p.load(t, 4, 20)
 			defer stop()
 			ended := make(chan struct{})

@@ -24,8 +24,8 @@ type server struct {
 }
 
 // prometheus starts Prometheus, which scrapes the target and evaluates the alert rules four
-// times a second.
-func prometheus(t *testing.T, target string) *server {
+// times a second. labels are labels of the target, such as those that a ServiceMonitor adds, in YAML.
+func prometheus(t *testing.T, target, labels string) *server {
 	t.Helper()
 	dir := t.TempDir()
 	text, err := os.ReadFile(deploy + "prometheus/alerts.yaml")
@@ -38,8 +38,8 @@ func prometheus(t *testing.T, target string) *server {
 rule_files: [rules.yaml]
 scrape_configs:
   - job_name: pdproxy
-    static_configs: [{targets: [%q]}]
-`, target)
+    static_configs: [{targets: [%q], labels: {%s}}]
+`, target, labels)
 	for name, text := range map[string]string{"rules.yaml": rules, "prometheus.yaml": config} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)

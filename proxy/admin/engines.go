@@ -25,6 +25,8 @@ type EngineRow struct {
 	Model     string    `json:"model"`
 	Source    string    `json:"source"`
 	Facts     FactsRow  `json:"facts"`
+
+	Labels map[string]string `json:"labels,omitempty"` // for policies, as configured or found
 }
 
 // FactsRow has the known facts that the engine publishes about itself. They decide whether
@@ -80,7 +82,7 @@ func (e engines) list(w http.ResponseWriter, _ *http.Request) {
 func engineRow(i *engine.Instance) EngineRow {
 	row := EngineRow{
 		Name: i.Spec.Name, URL: i.Spec.URL, Role: i.Role.String(), Connector: i.Spec.Connector,
-		State: i.Shown(), Model: i.Spec.Model, Source: i.Source, Ranks: []RankRow{}, Facts: factsRow(i),
+		State: i.Shown(), Model: i.Spec.Model, Source: i.Source, Ranks: []RankRow{}, Facts: factsRow(i), Labels: i.Spec.Labels.Map(),
 	}
 	if row.Model == "" {
 		row.Model = strings.Join(i.Facts().Models, ",")

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"net"
 	"slices"
 	"time"
 )
@@ -163,6 +164,10 @@ type DiscoveryKubernetes struct {
 	// engines further; "*" selects all. It also bounds the pods of Pools. Default "": pods
 	// are read for Pools only.
 	Pods string `toml:"pods"`
+	// Labels lists the labels of pods that become labels of their engines, for policies:
+	// NAME, or NAME=LABEL for a label of another name. Without Pods, the labels are those
+	// of the Service. Default empty.
+	Labels []string `toml:"labels"`
 	// Engines are the Services: each is an [[engine]] that serves as a pattern for the
 	// found engines. The host of its url is SERVICE or SERVICE.NAMESPACE; without a
 	// port the port is that of the EndpointSlices. A host "*" in kv_events and
@@ -213,7 +218,8 @@ type Fleet struct {
 	// Name distinguishes the fleets that share an etcd. Default "pdproxy"; never empty.
 	Name string `toml:"name"`
 	// Advertise is this coordinator's address for workers and coordinators of other
-	// hosts, host:port or unix:path. Default "": Listen.
+	// hosts, host:port or unix:path. Default "": Listen; with Lease and a Listen on all
+	// addresses, the address that connections of this host to the API server have.
 	Advertise string `toml:"advertise"`
 	// Dir is the directory, of mode 0700, for the sockets and locks of this
 	// configuration's processes. It must belong to the user of the processes, and only
@@ -232,6 +238,13 @@ type Fleet struct {
 
 // Elects reports whether several coordinators elect their leader.
 func (f Fleet) Elects() bool { return len(f.Etcd.Endpoints) > 0 || f.Lease.Name != "" }
+
+// ListensEverywhere reports whether Listen is a port on all addresses of the host.
+func (f Fleet) ListensEverywhere() bool {
+	host, _, err := net.SplitHostPort(f.Listen)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "" || ip != nil && ip.IsUnspecified())
+}
 
 // FleetTLS holds certificates by which the hosts of a fleet authenticate each other:
 // all three files, or none. They are read again when they change. Without them the
@@ -291,8 +304,8 @@ type FleetLease struct {
 	// Name is the Lease: NAME or NAME.NAMESPACE. The coordinators make it, and NAME-ids for the
 	// disagg ids. Default "": there is one coordinator, or Etcd elects it.
 	Name string `toml:"name"`
-	// Duration is the time for which a coordinator stays the leader after its last contact
-	// with the API server. It is a whole number of seconds, at least 2. Default 5s.
+	// Duration is the time after the leader's last contact with the API server after which
+	// another coordinator leads. It is a whole number of seconds, at least 2. Default 5s.
 	Duration Duration `toml:"duration"`
 }
 
@@ -307,10 +320,11 @@ func defaultFleet() Fleet {
 
 func defaultDiscovery() Discovery {
 	return Discovery{
-		TRTLLM: DiscoveryTRTLLM{RefreshInterval: seconds(10)},
-		Etcd:   DiscoveryEtcd{Prefix: "/pdproxy/engines/"},
-		DNS:    DiscoveryDNS{Interval: seconds(5)},
-		SGLang: DiscoverySGLang{Interval: seconds(5)},
+		TRTLLM:     DiscoveryTRTLLM{RefreshInterval: seconds(10)},
+		Etcd:       DiscoveryEtcd{Prefix: "/pdproxy/engines/"},
+		DNS:        DiscoveryDNS{Interval: seconds(5)},
+		SGLang:     DiscoverySGLang{Interval: seconds(5)},
+		Kubernetes: DiscoveryKubernetes{Labels: []string{}},
 	}
 }
 

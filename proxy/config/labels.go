@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -54,7 +55,7 @@ func (l Labels) Same(other Labels, names []string) bool {
 
 // check returns why policies cannot get the labels.
 func (l Labels) check() error {
-	labels, others := l.Map(), 0
+	labels := l.Map()
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
 		value := labels[name]
 		switch {
@@ -62,20 +63,69 @@ func (l Labels) check() error {
 			return fmt.Errorf("names and values have letters, digits and - _ . / : only, found %q = %q", name, value)
 		case name == "" || value == "" || len(name) > MaxLabelSize || len(value) > MaxLabelSize:
 			return fmt.Errorf("names and values have 1 to %d bytes, found %q = %q", MaxLabelSize, name, value)
-		case name != "zone" && name != "revision" && name != "hardware":
-			others++
 		}
 	}
-	if others > OtherLabels {
-		return fmt.Errorf("at most %d labels besides zone, revision and hardware, found %d", OtherLabels, others)
+	if n := others(labels); n > OtherLabels {
+		return fmt.Errorf("at most %d labels besides zone, revision and hardware, found %d", OtherLabels, n)
 	}
 	return nil
+}
+
+// others returns the number of labels besides zone, revision and hardware.
+func others(labels map[string]string) (n int) {
+	for name := range labels {
+		if name != "zone" && name != "revision" && name != "hardware" {
+			n++
+		}
+	}
+	return n
 }
 
 func isLabelText(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:", r))
 	})
+}
+
+// podLabel is the form of the names of labels in Kubernetes: a name with an optional prefix.
+var podLabel = regexp.MustCompile(`^([a-zA-Z0-9][-a-zA-Z0-9.]{0,252}/)?[a-zA-Z0-9]([-_.a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$`)
+
+// PodLabel splits an entry of discovery.kubernetes.labels into the name of the engine's label and the
+// name of the pod's label.
+func PodLabel(entry string) (name, pod string) {
+	name, pod, renamed := strings.Cut(entry, "=")
+	if !renamed {
+		pod = name
+	}
+	return name, pod
+}
+
+// podLabels checks discovery.kubernetes.labels. With the labels of each pattern, they must fit into the
+// frames of policies: the values of labels in Kubernetes have at most MaxLabelSize bytes.
+func (k *checker) podLabels(d DiscoveryKubernetes) {
+	all := map[string]string{}
+	for i, entry := range d.Labels {
+		key := indexKey("discovery.kubernetes.labels", i)
+		name, pod := PodLabel(entry)
+		switch {
+		case name == "" || len(name) > MaxLabelSize || !isLabelText(name):
+			k.add(key, "must begin with the name of a label: 1 to %d letters, digits and - _ . / :, found %q", MaxLabelSize, name)
+		case !podLabel.MatchString(pod):
+			k.add(key, "want NAME or NAME=LABEL, with a label in the form of Kubernetes, found %q", pod)
+		case all[name] != "":
+			k.add(key, "occurs twice: %q", name)
+		default:
+			all[name] = pod
+		}
+	}
+	for _, e := range slices.Concat([]Engine{{}}, d.Engines, d.Pools) {
+		union := maps.Clone(all)
+		maps.Copy(union, e.Labels.Map())
+		if n := others(union); n > OtherLabels {
+			k.add("discovery.kubernetes.labels", "at most %d labels besides zone, revision and hardware, found %d with those of the engine %q", OtherLabels, n, e.Name)
+			return
+		}
+	}
 }
 
 // labels fills v from a table of texts.

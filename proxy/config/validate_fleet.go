@@ -169,6 +169,7 @@ func (k *checker) kubernetes() {
 			k.add("discovery.kubernetes.token_file", "would be sent without encryption: discovery.kubernetes.api is neither https nor loopback")
 		}
 	}
+	k.podLabels(d)
 	names := map[string]string{}
 	k.kubePatterns("discovery.kubernetes.engine", d.Engines, names, "the name of a Service as its host: SERVICE or SERVICE.NAMESPACE")
 	k.kubePatterns("discovery.kubernetes.pool", d.Pools, names, "the name of an InferencePool as its host: POOL or POOL.NAMESPACE")
@@ -300,10 +301,8 @@ func (k *checker) election() {
 		k.add(key, "needs fleet.listen, where workers and other coordinators reach this one, or fleet.coordinator = %q", CoordinatorLeader)
 		return
 	}
-	if host, _, err := net.SplitHostPort(f.Listen); err == nil && f.Advertise == "" {
-		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-			k.add("fleet.listen", "other hosts cannot connect to %q: needs fleet.advertise", f.Listen)
-		}
+	if f.Advertise == "" && f.Lease.Name == "" && f.ListensEverywhere() {
+		k.add("fleet.listen", "other hosts cannot connect to %q: needs fleet.advertise", f.Listen)
 	}
 }
 

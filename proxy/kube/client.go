@@ -6,6 +6,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -146,6 +147,20 @@ func clientOf(transport http.RoundTripper) *http.Client {
 		Transport:     transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token must not be sent elsewhere
 	}
+}
+
+// LocalIP returns the address of this host that connections to the API server have. It sends nothing.
+func (a *Client) LocalIP() (net.IP, error) {
+	u, err := url.Parse(a.base)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := net.DialTimeout("udp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), Timeout)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).IP, nil
 }
 
 // Redial makes later requests use new connections.

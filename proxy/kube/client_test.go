@@ -174,3 +174,17 @@ func FuzzWatch(f *testing.F) {
 		}
 	})
 }
+
+// TestLocalIP: the address of this host toward the API server.
+func TestLocalIP(t *testing.T) {
+	for api, want := range map[string]string{"https://127.0.0.1:1": "127.0.0.1", "https://127.0.0.1": "127.0.0.1", "https://host.invalid": ""} {
+		client, err := newClient(config.DiscoveryKubernetes{API: api}, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ip, err := client.LocalIP()
+		if (err != nil) != (want == "") || want != "" && ip.String() != want {
+			t.Errorf("%s: got %v, %v, want %q", api, ip, err, want)
+		}
+	}
+}

@@ -75,7 +75,11 @@ func (m *Metrics) ShowAs(reg prometheus.Registerer, names []string, pool string)
 			case row.Extension == errorsName:
 				x.errors = append(x.errors, x.counter(reg, name, row.help(), append(labels, "error_code")))
 			case name == runningName:
-				reg.MustRegister(runningRequests{m.running})
+				reg.MustRegister(newModelGauge(m.running, name, row.help(), "", labels[:1]))
+			case row.LLMD == requestRunningName:
+				reg.MustRegister(newModelGauge(m.running, name, row.help(), "", all[:2]))
+			case row.Extension == queueSizeName:
+				reg.MustRegister(newModelGauge(m.waiting, name, row.help(), pool, all[:2]))
 			}
 		}
 	}
@@ -215,18 +219,30 @@ func (e *Exchange) errorCode() string {
 	return ""
 }
 
-// runningRequests shows pdproxy_requests_running by another name.
-type runningRequests struct{ running *prometheus.GaugeVec }
+// modelGauge shows the sums of a gauge over each model by another name.
+type modelGauge struct {
+	of     *prometheus.GaugeVec
+	desc   *prometheus.Desc
+	labels int // labels with the name of the model
+}
 
-var runningDesc = prometheus.NewDesc(runningName, "The values of pdproxy_requests_running by the name that other endpoint pickers use (metrics.names).", []string{"model_name"}, nil)
+// newModelGauge returns the gauge of by a name, with these labels for the name of the model. With a pool
+// it also has the label inference_pool.
+func newModelGauge(of *prometheus.GaugeVec, name, help, pool string, labels []string) modelGauge {
+	var more prometheus.Labels
+	if pool != "" {
+		more = prometheus.Labels{"inference_pool": pool}
+	}
+	return modelGauge{of: of, desc: prometheus.NewDesc(name, help, labels, more), labels: len(labels)}
+}
 
 // Describe implements prometheus.Collector.
-func (r runningRequests) Describe(ch chan<- *prometheus.Desc) { ch <- runningDesc }
+func (g modelGauge) Describe(ch chan<- *prometheus.Desc) { ch <- g.desc }
 
 // Collect implements prometheus.Collector.
-func (r runningRequests) Collect(ch chan<- prometheus.Metric) {
-	for _, metric := range read(r.running) {
-		ch <- prometheus.MustNewConstMetric(runningDesc, prometheus.GaugeValue, metric.GetGauge().GetValue(), metric.Label[0].GetValue())
+func (g modelGauge) Collect(ch chan<- prometheus.Metric) {
+	for model, v := range sumBy(g.of, "model") {
+		ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, v, slices.Repeat([]string{model}, g.labels)...)
 	}
 }
 
@@ -244,6 +260,8 @@ func NewExtensionGauges(names []string) *ExtensionGauges {
 				labels = append(labels, "model_server_pod")
 			case strings.HasSuffix(name, "_per_endpoint_queue_size"):
 				labels = append(labels, "model_server_endpoint")
+			case strings.HasSuffix(name, "_pool_saturation"):
+				labels = []string{"inference_pool", "stage"}
 			case strings.HasSuffix(name, "_info"):
 				labels = []string{"commit", "build_ref"}
 			case !strings.Contains(name, "_average_") && !strings.Contains(name, "_std_dev_") && !strings.Contains(name, "_ready_"):

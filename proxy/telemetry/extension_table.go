@@ -31,10 +31,12 @@ var (
 	extensionWaits     = []float64{.0001, .0005, .001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 )
 
+const noFlowLabels = "without the labels of the priority and the flow"
+
 const noFlowControl = "the queue of the proxy has no such part"
 
-// ExtensionMetrics lists every metric of the two pickers. Sources: llm-d-router, pkg/epp/metrics;
-// gateway-api-inference-extension v1.3.0, pkg/epp/metrics.
+// ExtensionMetrics lists every metric of the two pickers. Sources: llm-d-router, pkg/epp/metrics and
+// the producer inflightload; gateway-api-inference-extension v1.3.0, pkg/epp/metrics.
 var ExtensionMetrics = []ExtensionMetric{
 	{Extension: requestsName, LLMD: "llm_d_epp_request_total", Ours: "pdproxy_exchanges_total", Note: "counted at the end of a request"},
 	{Extension: errorsName, LLMD: "llm_d_epp_request_error_total", Ours: "pdproxy_exchanges_total", Note: "requests with an error of the proxy, the picker or the engine; a client that leaves is no error"},
@@ -64,7 +66,7 @@ var ExtensionMetrics = []ExtensionMetric{
 		}},
 	{LLMD: "llm_d_epp_request_streaming_itl_seconds", Note: "`pdproxy_inter_event_seconds` has other buckets, and a second histogram would cost time for each event"},
 	{Extension: runningName, Ours: "pdproxy_requests_running"},
-	{LLMD: "llm_d_epp_request_running", Note: "`pdproxy_requests_running` has no labels for the priority and the flow"},
+	{LLMD: requestRunningName, Ours: "pdproxy_requests_running", Note: noFlowLabels},
 
 	{Extension: "inference_pool_average_kv_cache_utilization", LLMD: "llm_d_epp_average_kv_cache_utilization", Ours: "reports of the engines", Note: "mean of the ranks of the ready engines, as for the following"},
 	{Extension: "inference_pool_average_queue_size", LLMD: "llm_d_epp_average_queue_size", Ours: "pdproxy_role_requests_waiting"},
@@ -80,9 +82,9 @@ var ExtensionMetrics = []ExtensionMetric{
 		flow: true, more: []string{"outcome", "inference_pool"}, buckets: extensionWaits, of: func(e *Exchange) (float64, bool) {
 			return e.Waited.Seconds(), e.Waited >= 0 && e.Outcome != OutcomeShed
 		}, Note: "only requests that got a place (`outcome=\"Dispatched\"`)"},
-	{Extension: "inference_extension_flow_control_queue_size", LLMD: "llm_d_epp_flow_control_queue_size", Note: "`pdproxy_requests_waiting` and `pdproxy_class_requests` have no label for the flow"},
+	{Extension: queueSizeName, LLMD: "llm_d_epp_flow_control_queue_size", Ours: "pdproxy_requests_waiting", Note: "requests that wait in the proxy, " + noFlowLabels},
 	{Extension: "inference_extension_flow_control_queue_bytes", LLMD: "llm_d_epp_flow_control_queue_bytes", Note: "the queue is not bounded by bytes; `pdproxy_buffer_bytes` has all requests"},
-	{Extension: "inference_extension_flow_control_pool_saturation", LLMD: "llm_d_epp_flow_control_pool_saturation", Note: "`pdproxy_role_saturation_seconds` is a time"},
+	{Extension: "inference_extension_flow_control_pool_saturation", LLMD: "llm_d_epp_flow_control_pool_saturation", Ours: "reports of the engines", Note: "only with `limits.saturation_queue_depth`: the phase with more work, as a share of the limits"},
 	{Extension: "inference_extension_flow_control_dispatch_cycle_duration_seconds", LLMD: "llm_d_epp_flow_control_dispatch_cycle_duration_seconds", Note: noFlowControl},
 	{Extension: "inference_extension_flow_control_request_enqueue_duration_seconds", LLMD: "llm_d_epp_flow_control_request_enqueue_duration_seconds", Note: noFlowControl},
 	{LLMD: "llm_d_epp_flow_control_stale_endpoints", Note: "an engine without a fresh report does not count as saturated"},
@@ -101,6 +103,8 @@ var ExtensionMetrics = []ExtensionMetric{
 	{Extension: "inference_extension_scheduler_attempts_total", LLMD: "llm_d_epp_scheduler_attempts_total", Note: "records (`pdproxy explain`) have the engines of a request"},
 	{Extension: "inference_extension_plugin_duration_seconds", LLMD: "llm_d_epp_plugin_duration_seconds", Note: "`pdproxy_policy_duration_seconds` has other buckets"},
 	{LLMD: "llm_d_epp_plugin_data_scope_violations_total", Note: "a policy cannot read data that it does not declare"},
+	{LLMD: "llm_d_epp_inflight_requests", Note: "`pdproxy_engine_load` has the requests of each engine"},
+	{LLMD: "llm_d_epp_inflight_tokens", Note: "`pdproxy_role_saturation_seconds` has the work of prefill as a time"},
 	{LLMD: "llm_d_epp_request_processing_duration_seconds", Note: "`pdproxy_policy_duration_seconds` and `pdproxy_queue_wait_seconds` have the parts"},
 	{LLMD: "llm_d_epp_response_processing_duration_seconds", Note: "not measured"},
 	{Extension: "inference_extension_model_rewrite_decisions_total", LLMD: "llm_d_epp_model_rewrite_decisions_total", Note: "`pdproxy_model_choices_total` has no name of an object"},
@@ -113,4 +117,7 @@ const (
 	requestsName = "inference_objective_request_total"
 	errorsName   = "inference_objective_request_error_total"
 	runningName  = "inference_objective_running_requests"
+
+	requestRunningName = "llm_d_epp_request_running"
+	queueSizeName      = "inference_extension_flow_control_queue_size"
 )

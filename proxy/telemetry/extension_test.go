@@ -55,6 +55,8 @@ func TestExtension(t *testing.T) {
 	m, value := extended(t, config.MetricNamesExtension, config.MetricNamesLLMD)
 	model := m.Model("served")
 	model.Move(StageNone, StageRuns)
+	model.Move(StageNone, StageSaturated)
+	model.Move(StageNone, StageWaitsPlace)
 	ok := Exchange{
 		Model: "served", Requested: "chat", Tenant: "a", Priority: 10, Outcome: OutcomeOK, Flow: abi.FlowPrefillFirst, Stream: true, Intervals: new(Intervals),
 		Waited: time.Second, FirstByte: time.Second, Duration: 3 * time.Second, Prompt: 100, Completion: 11, Cached: 50, Status: 200, Received: 400, Sent: 900,
@@ -88,7 +90,9 @@ func TestExtension(t *testing.T) {
 		{"llm_d_epp_request_ttft_seconds", []string{"streaming=true"}, 1}, {"llm_d_epp_request_ttft_seconds", []string{"streaming=false"}, 0},
 		{"inference_extension_flow_control_request_queue_duration_seconds", []string{"outcome=Dispatched", "inference_pool=vllm", "priority=10", "fairness_id=a"}, 1},
 		{"inference_objective_request_sizes", []string{"model_name=served"}, 1}, {"inference_objective_response_sizes", []string{"model_name=served"}, 0},
-		{runningName, []string{"model_name=served"}, 1},
+		{runningName, []string{"model_name=served"}, 1}, {requestRunningName, []string{"model_name=served", "target_model_name=served"}, 1},
+		{queueSizeName, []string{"model_name=served", "target_model_name=served", "inference_pool=vllm"}, 2},
+		{"llm_d_epp_flow_control_queue_size", []string{"model_name=served", "target_model_name=served", "inference_pool=vllm"}, 2},
 	} {
 		if got := value(tt.name, tt.labels...); got != tt.want {
 			t.Errorf("%s %v: %v, want %v", tt.name, tt.labels, got, tt.want)

@@ -59,7 +59,7 @@ func read(c prometheus.Collector) []*dto.Metric {
 	return list
 }
 
-// sumBy returns the sums of the counters of c by the value of a label, "" without it.
+// sumBy returns the sums of the counters or gauges of c by the value of a label, "" without it.
 func sumBy(c prometheus.Collector, label string) map[string]float64 {
 	sums := make(map[string]float64)
 	for _, metric := range read(c) {
@@ -69,7 +69,7 @@ func sumBy(c prometheus.Collector, label string) map[string]float64 {
 				key = l.GetValue()
 			}
 		}
-		sums[key] += metric.GetCounter().GetValue()
+		sums[key] += metric.GetCounter().GetValue() + metric.GetGauge().GetValue()
 	}
 	return sums
 }

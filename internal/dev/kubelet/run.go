@@ -35,6 +35,8 @@ type Node struct {
 	Account func(namespace, name string) (map[string][]byte, error)
 	// Env are variables of each container.
 	Env []string
+	// System mounts /proc and /dev in each pod, as the processes of a fleet need. It needs root.
+	System bool
 }
 
 // Running is a pod that runs.
@@ -66,6 +68,13 @@ func (n *Node) Run(t testing.TB, pod Pod, ip, network string) (*Running, error) 
 	if err := r.image(); err != nil {
 		return nil, err
 	}
+	if n.System {
+		for _, name := range []string{"proc", "dev"} {
+			if err := r.mount(t, name); err != nil {
+				return nil, err
+			}
+		}
+	}
 	t.Cleanup(func() {
 		r.signal(syscall.SIGKILL)
 		r.wait()
@@ -86,6 +95,20 @@ func (n *Node) Run(t testing.TB, pod Pod, ip, network string) (*Running, error) 
 		}
 	}
 	return r, nil
+}
+
+// mount mounts a folder of the machine at the same place in the pod, until the end of the test.
+func (r *Running) mount(t testing.TB, name string) error {
+	at := filepath.Join(r.root, name)
+	if err := errors.Join(r.folder(name, 0o755), unix.Mount("/"+name, at, "", unix.MS_BIND, "")); err != nil {
+		return fmt.Errorf("mount /%s: %w", name, err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount /%s: %v", name, err)
+		}
+	})
+	return nil
 }
 
 // image makes the files of the image, as deploy/release/image does, and of the volumes.

@@ -51,20 +51,20 @@ func TestScorersOfLLMD(t *testing.T) {
 		{"{type: session-affinity-scorer, parameters: {strategy: session_id}}", []string{"1 session"}, nil},
 		{"{type: session-affinity-scorer}", []string{"1 session"}, []string{`line 4: plugin session-affinity-scorer ~ "x-session-token"`}},
 		{"{type: session-affinity-filter, parameters: {strategy: session_id, sessionIdConfig: {sources: [{attribute: a}]}}}", []string{"1 session_filter"}, []string{`line 4: plugin session-affinity-filter, sessionIdConfig.sources ~ no plugin of the file makes the attribute "a"`}},
-		{"{type: context-length-aware, parameters: {label: a}}", []string{"1 context_length"}, []string{"line 4: plugin context-length-aware ~ context_length (of the pod: a)"}},
-		{"{type: header-label-affinity-scorer, parameters: {headerName: X-A, labelKey: b}}", []string{"1 header_label header=X-A label=b"}, []string{"line 4: plugin header-label-affinity-scorer ~ : b"}},
+		{"{type: context-length-aware, parameters: {label: a}}", []string{"1 context_length"}, nil},
+		{"{type: header-label-affinity-scorer, parameters: {headerName: X-A, labelKey: b}}", []string{"1 header_label header=X-A label=b"}, nil},
 		{"{type: header-label-affinity-scorer, parameters: {headerName: X-A, labelKey: 'b c'}}", nil, []string{"line 4: plugin header-label-affinity-scorer ~ lacks the scorer"}},
 		{"{type: header-label-affinity-scorer, parameters: {headerName: Authorization, labelKey: b}}", nil, []string{"line 4: plugin header-label-affinity-scorer: no policy can read"}},
 		{"{type: by-label, parameters: {label: a, validValues: [" + strings.TrimSuffix(strings.Repeat("abcdefghij, ", 25), ", ") + "]}}", nil, []string{"line 4: plugin by-label ~ 256 bytes"}},
-		{"{type: topology-affinity-scorer}", []string{"1 decode topology"}, []string{"line 4: plugin topology-affinity-scorer ~ host (of the pod: kubernetes.io/hostname), rack"}},
-		{"{type: topology-affinity-filter, parameters: {minAffinity: region}}", []string{"1 decode topology_filter min_affinity=4"}, []string{"line 4: plugin topology-affinity-filter ~ region"}},
+		{"{type: topology-affinity-scorer}", []string{"1 decode topology"}, nil},
+		{"{type: topology-affinity-filter, parameters: {minAffinity: region}}", []string{"1 decode topology_filter min_affinity=4"}, nil},
 		{"{type: slo-headroom-tier-filter, parameters: {epsilonExploreNeg: 0.5}}", []string{"1 slo_headroom_filter epsilon_explore_neg=0.5"}, nil},
 		{"{type: prefix-cache-affinity-filter, parameters: {ttftSource: latencyPredictor, maxTTFTPenaltyMs: 0}}", []string{"1 prefix_affinity_filter max_ttft_penalty_ms=0"}, nil},
 		{"{type: prefix-cache-affinity-filter}", []string{"1 prefix_affinity_filter"}, []string{"line 4: plugin prefix-cache-affinity-filter, ttftSource ~ predicts"}},
 		{"{type: utilization-filter, parameters: {fallbackOnEmpty: true, conditions: [{metric: waiting-queue, maxValue: 3}, {metric: waiting-queue, maxValue: 2}]}}", []string{"1 utilization_filter max_waiting_requests=2"}, nil},
 		{"{type: utilization-filter, parameters: {conditions: [{metric: kv-cache-utilization, maxValue: 0.5}]}}", []string{"1 utilization_filter max_kv_usage=0.5"}, []string{"line 4: plugin utilization-filter, fallbackOnEmpty ~ llm-d answers 429"}},
 		{"{type: by-label, parameters: {label: llm-d.ai/role, validValues: [decode], allowsNoLabel: true}}", nil, nil},
-		{"{type: by-label, parameters: {label: a, validValues: [b, c]}}", []string{"1 label_filter label=a values=b c"}, []string{"line 4: plugin by-label ~ : a", "line 4: plugin by-label ~ removes none"}},
+		{"{type: by-label, parameters: {label: a, validValues: [b, c]}}", []string{"1 label_filter label=a values=b c"}, []string{"line 4: plugin by-label ~ removes none"}},
 		{"{type: by-label, parameters: {label: a, validValues: [b], allowsNoLabel: true}}", nil, []string{"line 4: plugin by-label, allowsNoLabel ~ lacks the filter"}},
 		{"{type: label-selector-filter, parameters: {matchLabels: {a: 'b c'}}}", nil, []string{"line 4: plugin label-selector-filter ~ lacks the filter"}},
 		{"{type: mm-embeddings-cache-scorer}", []string{"1 mm_cache"}, nil},
@@ -77,6 +77,37 @@ func TestScorersOfLLMD(t *testing.T) {
 		}
 		findings := slices.DeleteFunc(append(slices.Clone(res.Warnings), res.Lost...), func(f Finding) bool { return f.Line == 0 })
 		expect(t, tt.plugin, findings, tt.unlike)
+	}
+}
+
+// The engines get the labels that scorers read from their pods.
+func TestLabelsOfLLMD(t *testing.T) {
+	for _, tt := range []struct {
+		plugins, want string
+		unlike        []string // findings, as for expect
+	}{
+		{"- {type: context-length-aware, parameters: {label: a}}\n", `labels = ["context_length=a"]`, nil},
+		{"- {type: context-length-aware}\n", `labels = ["context_length=llm-d.ai/context-length-range"]`, nil},
+		{"- {type: header-label-affinity-scorer, parameters: {headerName: X-A, labelKey: b}}\n- {name: f, type: by-label, parameters: {label: b, validValues: [c]}}\n", `labels = ["b"]`, []string{"line 5: plugin f ~ removes none"}},
+		{"- {type: topology-affinity-scorer}\n", `labels = ["host=kubernetes.io/hostname", "rack=topology.kubernetes.io/rack", "zone=topology.kubernetes.io/zone", "region=topology.kubernetes.io/region"]`, nil},
+		{"- {type: topology-extractor, parameters: {zone: z}}\n- {type: topology-affinity-scorer}\n", `labels = ["host=kubernetes.io/hostname", "rack=topology.kubernetes.io/rack", "z", "region=topology.kubernetes.io/region"]`, nil},
+		{"- {type: topology-affinity-scorer}\n- {type: label-selector-filter, parameters: {matchLabels: {zone: a, b: c, d: e, f: g}}}\n",
+			`labels = ["host=kubernetes.io/hostname", "rack=topology.kubernetes.io/rack", "zone=topology.kubernetes.io/zone", "region=topology.kubernetes.io/region", "b", "d"]`,
+			[]string{"line 5: plugin label-selector-filter ~ it lacks zone, f", "line 5: plugin label-selector-filter ~ removes none"}},
+		{"- {type: label-selector-filter, parameters: {matchLabels: {llm-d.ai/role: decode}}}\n", "", nil},
+	} {
+		_, res := scorersOf(t, "kind: EndpointPickerConfig\napiVersion: llm-d.ai/v1alpha1\nplugins:\n"+tt.plugins)
+		got := ""
+		for line := range strings.Lines(res.TOML) {
+			if strings.HasPrefix(line, "#labels = ") {
+				got, _, _ = strings.Cut(strings.TrimSpace(line[1:]), " #")
+			}
+		}
+		if strings.TrimSpace(got) != tt.want {
+			t.Errorf("%s: got %s, want %s", tt.plugins, got, tt.want)
+		}
+		findings := slices.DeleteFunc(append(slices.Clone(res.Warnings), res.Lost...), func(f Finding) bool { return f.Line == 0 })
+		expect(t, tt.plugins, findings, tt.unlike)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 // emptyFilter is the difference of a filter that leaves no engine.
@@ -121,22 +122,42 @@ func (p *picker) labelFilters(g *pickerPlugin, rules []labelRule) (filters []sco
 // engineLabel is a label of engines that a scorer reads, and the label of their pods with its value.
 type engineLabel struct{ name, pod string }
 
-// needLabels warns of labels of engines that the scorers of a plugin read: the proxy does not read the
-// labels of pods.
+// needLabels notes labels of engines that the scorers of a plugin read. The engines get them from their
+// pods, as far as an engine has room for labels.
 func (p *picker) needLabels(g *pickerPlugin, labels ...engineLabel) {
-	var names []string
+	var lost []string
 	for _, l := range labels {
-		name := l.name
+		entry := l.name
 		if l.pod != l.name {
-			name += " (of the pod: " + l.pod + ")"
+			entry += "=" + l.pod
 		}
-		if !slices.Contains(names, name) {
-			names = append(names, name)
+		if !slices.Contains(p.labels, entry) {
+			if p.roomFor(l.name) {
+				p.labels = append(p.labels, entry)
+			} else {
+				lost = append(lost, entry)
+			}
 		}
 	}
-	if len(names) > 0 {
-		p.warn(p.file, g.line, g.key(""), "write the labels that it reads into labels of each engine or [[discovery.kubernetes...]]: %s", strings.Join(names, ", "))
+	if len(lost) > 0 {
+		p.unequal(g.line, g.key(""), "an engine has one label of each name, and at most %d besides zone, revision and hardware: it lacks %s", config.OtherLabels, strings.Join(lost, ", "))
 	}
+}
+
+// roomFor reports whether discovery.kubernetes.labels may also have a label of that name.
+func (p *picker) roomFor(name string) bool {
+	own := func(name string) bool { return name == "zone" || name == "revision" || name == "hardware" }
+	others := 0
+	for _, entry := range p.labels {
+		known, _ := config.PodLabel(entry)
+		if known == name {
+			return false
+		}
+		if !own(known) {
+			others++
+		}
+	}
+	return own(name) || others < config.OtherLabels
 }
 
 // utilizationMetrics are the metrics of filter/utilization with the proxy's parameters.

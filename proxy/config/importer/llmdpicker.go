@@ -23,6 +23,8 @@ type picker struct {
 	profiles []profile
 	// sessions are the headers with the id of a session.
 	sessions []string
+	// labels are entries of discovery.kubernetes.labels: the labels of pods that scorers read.
+	labels []string
 	// further is the number of endpoints that an answer lists after the chosen one.
 	further int
 }
@@ -79,6 +81,9 @@ func (p *picker) serve(port int, secure bool, from string) {
 func (p *picker) pool(name, connector, comment string) {
 	p.doc.section("epp").sampleKey("pool", text(objectName(name)), "the same pool: its InferenceObjectives and InferenceModelRewrites apply to requests")
 	p.doc.kubernetes("", "")
+	if len(p.labels) > 0 {
+		p.doc.set("discovery.kubernetes", "labels", list(p.labels), "labels of pods that the scorers read; an engine that is no pod needs them in its own table")
+	}
 	p.doc.pattern(pattern{pool: true, name: "pool", service: name, role: config.RoleBoth, connector: connector, comment: comment})
 	p.warn(p.file, 0, "", "%s; the label llm-d.ai/role of a pod is its role", samplePods)
 }

@@ -23,7 +23,7 @@ func ownWork() map[string]string {
 		"destination-endpoint-served-verifier": "it is a test of llm-d",
 		"file-discovery":                       "dataLayer.discovery names the source of the endpoints",
 		"metrics-data-source":                  report, "core-metrics-extractor": report, "models-data-source": report, "models-data-extractor": report,
-		"endpoint-notification-source": object, "k8s-notification-source": object, "topology-extractor": "labels of each engine name its place",
+		"endpoint-notification-source": object, "k8s-notification-source": object, "topology-extractor": "the scorers name the labels of its place",
 		"disagg-headers-handler": roles, "prefill-header-handler": roles, singleHandler: roles, headerHandler: roles, "disagg-profile-handler": roles, "pd-profile-handler": roles,
 		dataParallelHandler: "the proxy addresses the ranks of an engine by itself",
 		"prefill-filter":    roles, "decode-filter": roles, "encode-filter": roles,

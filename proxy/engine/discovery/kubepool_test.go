@@ -72,9 +72,9 @@ func TestPoolPods(t *testing.T) {
 }
 
 // A pool of pods of both roles is one pattern; the labels of a pod name its role, and its
-// revision is a label for policies.
+// revision and the configured labels are labels for policies.
 func TestPoolRoles(t *testing.T) {
-	s := newKube(t, config.DiscoveryKubernetes{Pools: []config.Engine{patternAt("http://vllm.llm")}}, nil)
+	s := newKube(t, config.DiscoveryKubernetes{Labels: []string{"zone=app"}, Pools: []config.Engine{patternAt("http://vllm.llm")}}, nil)
 	has(t, &s.pools[0].pools, poolOf(poolLabels, poolPort))
 	has(t, &s.pools[0].pods, runningPod("a", "10.0.0.5", poolLabels+`,"llm-d.ai/role":"prefill"`, "True", ""),
 		runningPod("b", "10.0.0.6", poolLabels+`,"llm-d.ai/role":"decode","pod-template-hash":"7d9f"`, "True", ""))
@@ -82,7 +82,7 @@ func TestPoolRoles(t *testing.T) {
 	if len(got) != 2 || got[0].Role != config.RolePrefill || got[1].Role != config.RoleDecode {
 		t.Fatalf("got %+v", got)
 	}
-	if want := config.LabelsOf(map[string]string{"revision": "7d9f"}); got[1].Labels != want {
+	if want := config.LabelsOf(map[string]string{"revision": "7d9f", "zone": "vllm"}); got[1].Labels != want {
 		t.Errorf("labels %v, want %v", got[1].Labels, want)
 	}
 }

@@ -46,7 +46,8 @@ type kubeSource struct {
 // kubePattern is one pattern for found engines.
 type kubePattern struct {
 	engine config.Engine
-	url    *url.URL // that of engine
+	url    *url.URL          // that of engine
+	labels map[string]string // labels of engines, with the label of the pod that each of them copies
 }
 
 // kubeService is the pattern for the endpoints of one Service.
@@ -78,8 +79,13 @@ func newKubernetesOver(api *kube.Client, cfg config.DiscoveryKubernetes, log *sl
 	pods := func(namespace string) *kube.Watch {
 		return shared("/api/v1/namespaces/"+url.PathEscape(namespace)+"/pods", strings.TrimPrefix(cfg.Pods, "*"))
 	}
+	labels := map[string]string{}
+	for _, entry := range cfg.Labels {
+		name, pod := config.PodLabel(entry)
+		labels[name] = pod
+	}
 	for i, e := range cfg.Engines {
-		p, name, namespace, err := newKubePattern(e, api, fmt.Sprintf("discovery.kubernetes.engine[%d].url", i), "SERVICE")
+		p, name, namespace, err := newKubePattern(e, api, labels, fmt.Sprintf("discovery.kubernetes.engine[%d].url", i), "SERVICE")
 		if err != nil {
 			return nil, err
 		}
@@ -91,7 +97,7 @@ func newKubernetesOver(api *kube.Client, cfg config.DiscoveryKubernetes, log *sl
 		s.services = append(s.services, k)
 	}
 	for i, e := range cfg.Pools {
-		p, name, namespace, err := newKubePattern(e, api, fmt.Sprintf("discovery.kubernetes.pool[%d].url", i), "POOL")
+		p, name, namespace, err := newKubePattern(e, api, labels, fmt.Sprintf("discovery.kubernetes.pool[%d].url", i), "POOL")
 		if err != nil {
 			return nil, err
 		}
@@ -103,7 +109,7 @@ func newKubernetesOver(api *kube.Client, cfg config.DiscoveryKubernetes, log *sl
 
 // newKubePattern returns the pattern e, and the name and namespace of the object that the
 // host of its URL names. what is a word for the name in errors.
-func newKubePattern(e config.Engine, api *kube.Client, key, what string) (p kubePattern, name, namespace string, err error) {
+func newKubePattern(e config.Engine, api *kube.Client, labels map[string]string, key, what string) (p kubePattern, name, namespace string, err error) {
 	u, err := url.Parse(e.URL)
 	if err != nil { // cannot happen: the configuration was validated
 		return p, "", "", config.Problems{{Key: key, Message: err.Error()}}
@@ -114,7 +120,7 @@ func newKubePattern(e config.Engine, api *kube.Client, key, what string) (p kube
 	if namespace == "" {
 		return p, "", "", config.Problems{{Key: key, Message: "needs " + what + ".NAMESPACE as its host, or discovery.kubernetes.namespace"}}
 	}
-	return kubePattern{engine: e, url: u}, name, namespace, nil
+	return kubePattern{engine: e, url: u, labels: labels}, name, namespace, nil
 }
 
 // watch adds a watch of the objects at path that match selector.
@@ -252,24 +258,23 @@ func (p *kubePattern) found(name, address, zone string, objects ...*kube.Object)
 			return refused, fmt.Errorf("annotation %s is %q, no port", annotationBootstrap, excerpt(is))
 		}
 	}
-	e.Labels = labelsOf(p.engine.Labels, zone, says(labels, "pod-template-hash"), says(labels, "controller-revision-hash"))
+	e.Labels = p.labelsOf(zone, func(name string) string { return says(labels, name) })
 	if err := e.Check(); err != nil {
 		return refused, err
 	}
 	return e, nil
 }
 
-// labelsOf returns the labels of a found engine for policies: the zone of its node, its
-// pod's revision if pods are read, and the pattern's labels, which come first.
-func labelsOf(pattern config.Labels, zone string, revisions ...string) config.Labels {
-	labels := map[string]string{}
-	if zone != "" {
-		labels["zone"] = zone
+// labelsOf returns the labels of a found engine for policies. Those of the pattern have priority, then
+// the labels that the pattern copies from the pod; the zone of the node and the revision of the pod are
+// added without a copy.
+func (p *kubePattern) labelsOf(zone string, says func(string) string) config.Labels {
+	labels := map[string]string{"zone": zone, "revision": cmp.Or(says("pod-template-hash"), says("controller-revision-hash"))}
+	for name, pod := range p.labels {
+		labels[name] = cmp.Or(says(pod), labels[name])
 	}
-	if revision := cmp.Or(revisions...); revision != "" {
-		labels["revision"] = revision
-	}
-	maps.Copy(labels, pattern.Map())
+	maps.Copy(labels, p.engine.Labels.Map())
+	maps.DeleteFunc(labels, func(_, value string) bool { return value == "" })
 	return config.LabelsOf(labels)
 }
 

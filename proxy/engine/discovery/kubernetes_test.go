@@ -202,25 +202,32 @@ func TestServiceSaysRole(t *testing.T) {
 	}
 }
 
-// TestKubernetesLabels: an engine has the zone of its node and the revision of its pod,
-// unless the pattern sets them.
+// TestKubernetesLabels: an engine has the zone of its node, the revision of its pod and the configured
+// labels of its pod, unless the pattern sets them.
 func TestKubernetesLabels(t *testing.T) {
+	copied := []string{"llm-d.ai/model", "rack=topology.kubernetes.io/rack", "zone=topology.kubernetes.io/zone", "absent", "empty"}
 	for name, tt := range map[string]struct {
 		pods    string
+		labels  []string
 		pattern map[string]string
 		want    map[string]string
 	}{
-		"zone only":         {"", nil, map[string]string{"zone": "eu-1a"}},
-		"zone and revision": {"*", nil, map[string]string{"zone": "eu-1a", "revision": "7d9f"}},
-		"pattern":           {"*", map[string]string{"zone": "x", "hardware": "h100"}, map[string]string{"zone": "x", "revision": "7d9f", "hardware": "h100"}},
+		"zone only":              {want: map[string]string{"zone": "eu-1a"}},
+		"zone and revision":      {pods: "*", want: map[string]string{"zone": "eu-1a", "revision": "7d9f"}},
+		"pattern":                {pods: "*", pattern: map[string]string{"zone": "x", "hardware": "h100"}, want: map[string]string{"zone": "x", "revision": "7d9f", "hardware": "h100"}},
+		"copied":                 {pods: "*", labels: copied, want: map[string]string{"zone": "eu-1b", "revision": "7d9f", "rack": "r7", "llm-d.ai/model": "qwen"}},
+		"copied and pattern":     {pods: "*", labels: copied, pattern: map[string]string{"rack": "x", "zone": "y"}, want: map[string]string{"zone": "y", "revision": "7d9f", "rack": "x", "llm-d.ai/model": "qwen"}},
+		"copied of the Service":  {labels: []string{"service=kubernetes.io/service-name", "rack"}, want: map[string]string{"zone": "eu-1a", "service": "vllm"}},
+		"another revision":       {pods: "*", labels: []string{"revision=llm-d.ai/model"}, want: map[string]string{"zone": "eu-1a", "revision": "qwen"}},
+		"a revision that is not": {pods: "*", labels: []string{"revision=absent"}, want: map[string]string{"zone": "eu-1a", "revision": "7d9f"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pattern := patternAt("http://vllm.llm")
 			pattern.Labels = config.LabelsOf(tt.pattern)
-			s := newKube(t, config.DiscoveryKubernetes{Pods: tt.pods, Engines: []config.Engine{pattern}}, &logs{})
+			s := newKube(t, config.DiscoveryKubernetes{Pods: tt.pods, Labels: tt.labels, Engines: []config.Engine{pattern}}, &logs{})
 			has(t, &s.services[0].slices, sliceOf("s", "IPv4", `{"addresses":["10.0.0.5"],"zone":"eu-1a",`+podRef+`}`, httpPort))
 			if tt.pods != "" {
-				has(t, &s.services[0].pods, podOf("u1", `"pod-template-hash":"7d9f"`, ``, ``))
+				has(t, &s.services[0].pods, podOf("u1", `"pod-template-hash":"7d9f","llm-d.ai/model":"qwen","topology.kubernetes.io/rack":"r7","topology.kubernetes.io/zone":"eu-1b","empty":"","other":"x"`, ``, ``))
 			}
 			got := s.engines()
 			if len(got) != 1 || got[0].Labels != config.LabelsOf(tt.want) {

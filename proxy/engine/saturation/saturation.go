@@ -173,6 +173,25 @@ func duration(seconds float64, most time.Duration) time.Duration {
 	return time.Duration(min(seconds*float64(time.Second), float64(most)))
 }
 
+// Pool returns the score of the phase with more work, over all ready engines: from 1 on the engines
+// are saturated.
+func Pool(s *engine.Snapshot, limits Limits, now time.Time) float64 {
+	var prefill, decode Load
+	micros := fleetMicros(s)
+	for _, i := range s.Instances {
+		if i.State() != engine.Ready {
+			continue
+		}
+		if i.Role&abi.RolePrefill != 0 {
+			prefill.add(i, micros, limits, now)
+		}
+		if i.Role&abi.RoleDecode != 0 {
+			decode.add(i, micros, limits, now)
+		}
+	}
+	return max(prefill.Score(0, limits), decode.Score(0, limits))
+}
+
 // Key identifies the load of one role.
 type Key struct {
 	Model string

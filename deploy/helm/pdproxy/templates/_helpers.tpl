@@ -43,6 +43,9 @@ and the keys that it reads.
 {{- if dig "epp" "listen" "" $c }}
 {{- $_ := set $c.epp "listen" (include "pdproxy.everywhere" (list $c "epp" "")) }}
 {{- end }}
+{{- if dig "fleet" "lease" "name" "" $c }}
+{{- $_ := set $c.fleet "listen" (include "pdproxy.everywhere" (list $c "fleet" "127.0.0.1:8331")) }}{{/* the coordinators of the other pods connect there */}}
+{{- end }}
 {{- if not (or (hasKey $c.fleet "node_id") (dig "fleet" "workers" 0 $c)) }}
 {{- $_ := set $c.fleet "node_id" -1 }}{{/* each pod mints different ids */}}
 {{- end }}
