@@ -217,11 +217,14 @@ func (q *Queue) wait(ctx context.Context, p Place, c Claim, l config.Limits) (Pl
 	t := &ticket{decided: make(chan struct{}), place: p, arrived: time.Now(), number: q.tickets}
 	t.until = t.arrived.Add(limit)
 	t.deadline, _ = ctx.Deadline()
-	err := q.mayWait(t, c.Sheddable, l)
+	instead, err := q.mayWait(t, c.Sheddable, l)
 	if err == nil {
 		q.tickets++
 		q.order.add(t)
 		q.countWaiting(t, 1)
+		if instead != nil {
+			q.refuse(instead)
+		}
 		q.watch()
 		if c.Evicts {
 			q.wantEviction(t)
@@ -245,28 +248,23 @@ func (q *Queue) wait(ctx context.Context, p Place, c Claim, l config.Limits) (Pl
 	return t.place, nil
 }
 
-// mayWait returns the refusal of a request that may not wait. The caller holds mu.
-func (q *Queue) mayWait(t *ticket, sheddable bool, l config.Limits) error {
-	p, left := &t.place, time.Duration(l.QueueTimeout)
+// mayWait returns the refusal of a request that may not wait. If the request may wait only in the place
+// of another one, mayWait returns that one. The caller holds mu.
+func (q *Queue) mayWait(t *ticket, sheddable bool, l config.Limits) (instead *ticket, err error) {
+	left := time.Duration(l.QueueTimeout)
 	if !t.deadline.IsZero() {
 		left = min(left, t.deadline.Sub(t.arrived))
 	}
 	if sheddable {
 		left = -1
 	}
-	if err := p.gate.refuses(left); err != nil {
-		return err
+	if err := t.place.gate.refuses(left); err != nil {
+		return nil, err
 	}
 	if sheddable {
-		return ErrQueueFull
+		return nil, ErrQueueFull
 	}
-	if q.order.waiting >= l.Queue {
-		return ErrQueueFull
-	}
-	if p.capped && q.clients[p.client].waiting >= l.QueueShare() {
-		return ErrClientLimit
-	}
-	return nil
+	return q.room(t, l)
 }
 
 // await waits until t is admitted or refused, for limit at most.
