@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"testing"
+	"time"
 
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -129,5 +130,26 @@ func TestGatewayMetadataEvicted(t *testing.T) {
 				_ = x.ended() // TestGatewayEvicts checks the error
 			})
 		})
+	}
+}
+
+// TestGatewayCutStreamCosts: a stream that its client leaves costs the tenant its prompt and its events, and
+// one without an event its reservation.
+func TestGatewayCutStreamCosts(t *testing.T) {
+	for _, tt := range []struct {
+		parts []string
+		want  float64
+	}{{[]string{world.EventA, world.EventA}, 1 + 2}, {nil, 1 + 5}} {
+		g := newGateway(t, world.Setup{Engines: world.Wholes(), Keys: world.TenantLine("a", "tpm=1000")})
+		x := g.ask(duplex, nil, []string{"authorization", "Bearer a-key"}, world.Completions(true)).decided()
+		x.endless = true
+		x.answers(200, "text/event-stream", "", tt.parts...)
+		x.cancel()
+		for g.Running() != 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if n := g.Metric("pdproxy_tenant_tokens_total", "a"); n != tt.want {
+			t.Errorf("%d events: the tenant pays %v tokens, want %v", len(tt.parts), n, tt.want)
+		}
 	}
 }
