@@ -26,7 +26,6 @@ type full struct {
 	mu      sync.Mutex
 	refused []string // names of requests; guarded by mu
 	served  []string // guarded by mu
-	turn    chan Place
 }
 
 // fill sends requests, one after the other, which wait. A name is "CLASS:CLIENT" or "CLASS:CLIENT:MODEL".
