@@ -82,7 +82,7 @@ func TestExplain(t *testing.T) {
 		"no direction": {`{"policy":"p/q","score_unit":"tokens","candidates":[{"engine":"e","score":1,"facts":{}}]}`, "policy p/q does not state whether a high score is good\n"},
 		"no unit":      {`{"policy":"p/q","score_better":"high","candidates":[{"engine":"e","score":1e6,"facts":{}}]}`, "SCORE (high is good)  FACTS\ne          0     -           1000000"},
 		"no placement": {`{"request_id":"a b","outcome":"rejected","status":429,"flow":"none"}`, "request a b: rejected (status 429) in 0 ms\nthe request had no leg\n"},
-		"refused":      {`{"request_id":"a b","outcome":"shed","status":429,"error_code":"queue_full"}`, "request a b: shed (status 429) in 0 ms\nerror queue_full: Too many requests run and wait.\n"},
+		"refused":      {`{"request_id":"a b","outcome":"shed","status":429,"error_code":"queue_full"}`, "request a b: shed (status 429) in 0 ms\nerror queue_full: Too many requests run and wait. A waiting request gets the error if a new one of a higher priority class needs its place.\n"},
 		"later code":   {`{"request_id":"a b","outcome":"shed","status":429,"error_code":"later"}`, "\nerror later: \n"},
 		"broke off":    {`{"outcome":"broken","legs":[{"phase":"decode","engine":"d0","error":"body","cause":"unexpected EOF"}]}`, "\nthe stream broke off: decode on d0 failed (body: unexpected EOF)\n"},
 		"completed":    {`{"continuations":[{"tokens":3,"result":"completed"}]}`, "behind 3 tokens: the proxy sent the missing end\n"},

@@ -76,6 +76,7 @@ var fleetOperation = []scenario{
 	{"keys", TestProxyKeysReachNoEngine},
 	{"key of the clean-up", TestCleanupCarriesTheKeyOfWhoIsCalled},
 	{"limit of a client", TestClientCapCountsTheQueue},
+	{"full queue", TestFullQueueLetsAHigherClassIn},
 	{"names of models", TestModelNames},
 	{"fallback of a model", TestFallbackModel},
 	{"fallback to a remote", TestRemote},

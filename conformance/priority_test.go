@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/internal/dev/testbed"
 	"github.com/pdproxy/pdproxy/internal/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -131,4 +133,55 @@ func (f *fleet) from(address, body string) error {
 		return fmt.Errorf("status %d, %w: %s", resp.StatusCode, err, answer)
 	}
 	return nil
+}
+
+// TestFullQueueLetsAHigherClassIn: a new request gets the place of a waiting one of a lower class, if the
+// queue is full. The other way round, the new request is refused.
+func TestFullQueueLetsAHigherClassIn(t *testing.T) {
+	release := make(chan struct{})
+	e := both("e", func(w http.ResponseWriter, leg testbed.Leg) {
+		<-release
+		says(200, `{"choices":[{"text":"x"}]}`)(w, leg)
+	})
+	f := startScripted(t, "none", func(c *config.Config) {
+		for name, priority := range map[string]int{"batch": -1, "interactive": 1} {
+			class := config.DefaultPriorityClass()
+			class.Name, class.Priority = name, priority
+			c.PriorityClasses = append(c.PriorityClasses, class)
+		}
+		c.Limits.PriorityHeader, c.Limits.TrustPriority = "x-priority", true
+		c.Limits.MaxExchanges, c.Limits.Queue, c.Limits.QueueTimeout = 1, 1, config.Duration(time.Minute)
+	}, e)
+	f.oneEntry() // each worker has a queue of its own
+	send := func(class string) <-chan answer {
+		got := make(chan answer, 1)
+		go func() {
+			got <- f.post(context.Background(), f.url, completionPath, plainCompletion(false), "x-priority", class)
+		}()
+		return got
+	}
+	refused := func(a answer) {
+		t.Helper()
+		if a.status != 429 || a.header.Get("Retry-After") == "" || !strings.Contains(a.body, `"code":"queue_full"`) {
+			t.Errorf("got status %d %v: %s", a.status, a.header, a.body)
+		}
+	}
+	running := send("batch")
+	f.eventually("one request runs", func() bool { return len(e.Seen(func(testbed.Leg) bool { return true })) == 1 })
+	low := send("batch")
+	f.eventually("one of the class batch waits", func() bool {
+		return f.metric("pdproxy_class_requests", `class="batch"`, `state="waiting"`) == 1
+	})
+	high := send("interactive")
+	refused(<-low)
+	refused(<-send("batch"))
+	close(release)
+	for _, got := range []<-chan answer{running, high} {
+		if a := <-got; a.status != 200 {
+			t.Errorf("got status %d: %s", a.status, a.body)
+		}
+	}
+	f.eventually("both are counted", func() bool {
+		return f.metric("pdproxy_shed_total", `reason="queue_full"`) == 2 && f.metric("pdproxy_class_exchanges_total", `class="batch"`, `outcome="shed"`) == 2
+	})
 }

@@ -128,3 +128,49 @@ func (w *world) evictsOne(t *testing.T, c *http.Client, mode string, silent bool
 	<-ended
 	w.idle(t)
 }
+
+// TestFullQueue: if the queue of the picker is full, a request of a higher class gets the place of one that
+// waits. The gateway gives the client of that one the error.
+func TestFullQueue(t *testing.T) {
+	w := newWorld(t, setting{picker: strings.Replace(evicting, `policy.evict = "lowest_youngest"`, "limits.queue = 1", 1), tables: evicted, token: 10_000})
+	for mode := range w.listeners {
+		for version, c := range clients {
+			t.Run(mode+" "+version, func(t *testing.T) { w.displaces(t, c, mode) })
+		}
+	}
+}
+
+func (w *world) displaces(t *testing.T, c *http.Client, mode string) {
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	ended := w.crowd(t, ctx, c, mode, false)
+	send := func(class string) <-chan *ending {
+		got := make(chan *ending, 1)
+		go func() { // ends with the answer
+			resp, err := post(t.Context(), c, w.url(mode), body(class+mode, 200, 4, true), "x-priority", class)
+			if err != nil {
+				got <- &ending{err: err}
+				return
+			}
+			defer resp.Body.Close()
+			text, err := io.ReadAll(resp.Body)
+			got <- &ending{resp.StatusCode, resp.Header, string(text), err}
+		}()
+		until(t, "a request waits", func() bool {
+			return w.metric(t, "pdproxy_class_requests", `class="`+class+`"`, `state="waiting"`) == 1
+		})
+		return got
+	}
+	low := send("batch")
+	high := send("default")
+	if e := <-low; e.err != nil || e.status != 429 || e.header.Get("Retry-After") != "1" || !strings.Contains(e.text, `"code":"queue_full"`) {
+		t.Errorf("the waiting request of the lower class gets %d %v %s", e.status, e.header, e.text)
+	}
+	leave()
+	<-ended
+	<-ended
+	if e := <-high; e.err != nil || e.status != 200 {
+		t.Errorf("the request of the higher class gets %d %s, %v", e.status, e.text, e.err)
+	}
+	w.idle(t)
+}

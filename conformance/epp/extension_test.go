@@ -143,6 +143,7 @@ type gateway struct {
 	Pools    []*pool
 	Log      string // path of the access log; "": none
 	Limits   int    // port of a service that counts tokens; 0: none
+	Streamed bool   // response_body_mode is STREAMED; false: FULL_DUPLEX_STREAMED
 	Weighted bool   // it also has the host "weighted": 70 % primary, 30 % secondary
 }
 

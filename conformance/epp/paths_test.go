@@ -2,6 +2,7 @@ package epp
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -140,6 +141,89 @@ func TestMetadata(t *testing.T) {
 			t.Errorf("the rate limit service counts %d tokens, want%s", got, want)
 		}
 	}
+}
+
+// TestMetadataEvicted: Envoy has the known cost of a request that the picker ends, and its rate limit filter
+// counts it: before the first byte with the reply of the picker, and later with the last event, or with the
+// reply if Envoy cuts the answer.
+func TestMetadataEvicted(t *testing.T) {
+	t.Run("duplex", func(t *testing.T) { metadataEvicted(t, false) })
+	t.Run("streamed", func(t *testing.T) { metadataEvicted(t, true) })
+}
+
+func metadataEvicted(t *testing.T, streamed bool) {
+	limits := newLimits(t)
+	g := gateway{Log: filepath.Join(t.TempDir(), "access.log"), Limits: limits.port, Streamed: streamed}
+	reached := make(chan bool, 1)
+	keys := strings.Replace(evicting, "limits.max_exchanges = 2", "limits.max_exchanges = 1", 1) + "epp.metadata = \"pdproxy\"\n" + evicted
+	smallPool(t, &pool{lines: keys}, &g, func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body) // a short body fails the comparison
+		if strings.Contains(string(b), "urgent") {
+			fmt.Fprint(w, `{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":5}}`)
+			return
+		}
+		if strings.Contains(string(b), "begins") {
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprint(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
+			http.NewResponseController(w).Flush()
+		}
+		reached <- true
+		<-r.Context().Done()
+	})
+	last := (*ending).told
+	if streamed {
+		last = (*ending).cut
+	}
+	for prompt, want := range map[string]struct {
+		is   func(*ending) bool
+		cost string
+	}{"silent": {(*ending).refused, " 101 0 101"}, "begins": {last, " 101 1 102"}} {
+		_ = os.Truncate(g.Log, 0)
+		low := make(chan *ending, 1)
+		begun := make(chan bool, 1)
+		go func() {
+			resp, err := g.send(t.Context(), fmt.Sprintf(`{"model":"sim","prompt":%q,"stream":true}`, prompt+strings.Repeat("x", 400-len(prompt))), "batch")
+			if err != nil {
+				low <- &ending{err: err}
+				return
+			}
+			defer resp.Body.Close()
+			begun <- true
+			text, err := io.ReadAll(resp.Body)
+			low <- &ending{resp.StatusCode, resp.Header, string(text), err}
+		}()
+		<-reached
+		if prompt == "begins" {
+			<-begun
+		}
+		resp, err := g.send(t.Context(), `{"model":"sim","prompt":"urgent"}`, "interactive")
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if e := <-low; !want.is(e) {
+			t.Errorf("%s: the evicted request got %d %s, %v", prompt, e.status, e.text, e.err)
+		}
+		until(t, "the access log has the tokens of both", func() bool {
+			text, _ := os.ReadFile(g.Log) // it comes later
+			return strings.Contains(string(text), want.cost+"\n") && strings.Contains(string(text), " 7 5 12\n")
+		})
+		if got := limits.next(t) + limits.next(t); want.cost != fmt.Sprintf(" 101 %d %d", got-113, got-12) {
+			t.Errorf("%s: the rate limit service counts %d tokens of both", prompt, got)
+		}
+	}
+}
+
+// send sends a request of that class to the pool "small".
+func (g *gateway) send(ctx context.Context, body, class string) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, "POST", g.url()+"/v1/completions", strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.Host = "small"
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("X-Priority", class)
+	return clients["H1"].Do(r)
 }
 
 // TestStoppedPicker: no request fails while one of two pickers ends, and that one ends when Envoy has

@@ -90,3 +90,59 @@ func TestAllocationsOfFilters(t *testing.T) {
 		t.Errorf("%v allocations for 0 to 3 filters: the first brings %v, two more %v", allocs, first, more)
 	}
 }
+
+// pausedBodies returns a function that passes a request through a filter that holds its body of so many
+// chunks until the end.
+func pausedBodies(tb testing.TB, chunks int) (serve func()) {
+	var store shared.Store
+	p := New(Spec{Name: "p", Wasm: guests[scripted], Config: "[main]\nrequest_body: !eos return 1", VMs: 1, Load: host.LoadOptions{Guarded: true, Cache: compiled, MemoryPages: 1024}},
+		Deps{Shared: &store, Budget: budget.New(1, time.Second, 0), Log: slog.New(slog.DiscardHandler)})
+	if err := p.Start(context.Background()); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { p.Close(context.Background()) })
+	var c Chain
+	c.Set([]*Plugin{p}, Limits{MaxBody: 16 << 20})
+	got := 0
+	h := c.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body) // a short body fails the comparison
+		got = int(n)
+	}))
+	body := bytes.Repeat([]byte("y"), chunks*chunkOfBench)
+	return func() {
+		req := &http.Request{Method: "POST", Host: "h", RequestURI: "/v1/completions", Header: http.Header{}, Body: io.NopCloser(inChunks{bytes.NewReader(body)}), ContentLength: int64(len(body)), ProtoMajor: 1}
+		h.ServeHTTP(&sinkWriter{http.Header{}}, req)
+		if got != len(body) {
+			tb.Fatalf("the handler got %d of %d bytes", got, len(body))
+		}
+	}
+}
+
+const chunkOfBench = 1 << 10 // bytes
+
+// inChunks reads chunks of chunkOfBench.
+type inChunks struct{ io.Reader }
+
+func (r inChunks) Read(p []byte) (int, error) { return r.Reader.Read(p[:min(len(p), chunkOfBench)]) }
+
+// BenchmarkPausedBody measures a chunk of a body that a filter holds until its end.
+func BenchmarkPausedBody(b *testing.B) {
+	const chunks = 256
+	serve := pausedBodies(b, chunks)
+	b.ReportAllocs()
+	for b.Loop() {
+		serve()
+	}
+	b.ReportMetric(float64(b.Elapsed())/float64(b.N)/chunks, "ns/chunk")
+}
+
+// TestAllocationsOfPausedBodies: a chunk of a held body needs no buffer and no goroutine of its own.
+func TestAllocationsOfPausedBodies(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	few, many := testing.AllocsPerRun(50, pausedBodies(t, 10)), testing.AllocsPerRun(50, pausedBodies(t, 110))
+	if each := (many - few) / 100; each > 2 {
+		t.Errorf("%v and %v allocations for 10 and 110 chunks: %.1f for each", few, many, each)
+	}
+}

@@ -31,8 +31,8 @@ type source struct {
 	reading atomic.Bool // a read is running
 	begun   atomic.Bool // the first read has started, and the last has not ended
 	broken  atomic.Bool // a deadline has ended a read, or may have ended net/http's own read
-	ahead   *readAhead  // a read that is running, or whose result waits
-	buf     []byte
+	ahead   *readAhead  // reads while a filter holds the request; nil: no filter has, or the body is done
+	buf     []byte      // of reads; at most one runs
 
 	dst  []byte // buffer of the next handler
 	n    int    // number of bytes in dst
@@ -41,14 +41,15 @@ type source struct {
 	next *http.Request // as the next handler sees it; nil before it runs
 }
 
-// readAhead is one read of the client's body in a separate goroutine, while a filter
-// holds the request. The read is needed because only a read shows that the client has
-// left. The goroutine is needed because the filter may continue before the read returns.
+// readAhead is the reads of the client's body in a separate goroutine, while a filter holds the
+// request. The reads are needed because only a read shows that the client has left. The
+// goroutine is needed because the filter may continue before the read returns.
 type readAhead struct {
-	buf  []byte
-	n    int
-	err  error
-	done chan struct{}
+	n     int
+	err   error
+	busy  bool          // a read is running, or its result waits; guarded by in of the stream
+	again chan struct{} // starts a read; closed: the goroutine ends
+	done  chan struct{} // a read has ended; closed: the goroutine has ended
 }
 
 // setRequest fills an empty map with the headers of a request as filters see them.
@@ -146,16 +147,13 @@ func (s *stream) advance(p []byte) bool {
 	case s.req.resumeAll():
 		s.req.count(len(src.rest))
 		return true
-	case src.done, src.ahead == nil && s.req.closed(s.req.limit):
+	case src.done, !src.busy() && s.req.closed(s.req.limit):
 		return s.wait(&s.req, &s.in, s.over)
-	case src.ahead != nil || s.req.stopped():
+	case src.busy() || s.req.stopped():
 		return s.advanceAhead()
 	}
 	if len(p) == 0 {
-		if src.buf == nil {
-			src.buf = make([]byte, chunkSize)
-		}
-		p = src.buf
+		p = src.buffer()
 	}
 	src.reading.Store(true)
 	src.begun.Store(true)
@@ -171,15 +169,14 @@ func (s *stream) advance(p []byte) bool {
 // advanceAhead waits until a chunk arrives or a filter continues.
 func (s *stream) advanceAhead() bool {
 	src := &s.src
-	if src.ahead == nil {
+	if !src.busy() {
 		src.reading.Store(true)
 		src.begun.Store(true)
 		if s.isOver() {
 			src.reading.Store(false)
 			return false
 		}
-		src.ahead = &readAhead{buf: make([]byte, chunkSize), done: make(chan struct{})}
-		go src.ahead.read(src) // closeSource waits for it
+		src.readAhead()
 	}
 	s.in.Unlock()
 	arrived, waiting := false, true
@@ -195,15 +192,49 @@ func (s *stream) advanceAhead() bool {
 	s.in.Lock()
 	if arrived {
 		a := src.ahead
-		src.ahead = nil
-		s.arrived(a.buf[:a.n], a.err)
+		a.busy = false
+		if s.arrived(src.buf[:a.n], a.err); src.done {
+			src.endAhead()
+		}
 	}
 	return waiting
 }
 
-func (a *readAhead) read(src *source) {
-	a.n, a.err = src.read(a.buf)
+// busy reports whether a read ahead is running, or its result waits.
+func (src *source) busy() bool { return src.ahead != nil && src.ahead.busy }
+
+// buffer returns the buffer of reads.
+func (src *source) buffer() []byte {
+	if src.buf == nil {
+		src.buf = make([]byte, chunkSize)
+	}
+	return src.buf
+}
+
+// readAhead starts a read in the goroutine of the body. endAhead ends the goroutine.
+func (src *source) readAhead() {
+	if src.ahead == nil {
+		src.ahead = &readAhead{again: make(chan struct{}, 1), done: make(chan struct{}, 1)}
+		go src.ahead.run(src, src.buffer()) // endAhead waits for it
+	}
+	src.ahead.busy = true
+	src.ahead.again <- struct{}{}
+}
+
+func (a *readAhead) run(src *source, buf []byte) {
+	for range a.again {
+		a.n, a.err = src.read(buf)
+		a.done <- struct{}{}
+	}
 	close(a.done)
+}
+
+// endAhead waits for the running read and for the end of its goroutine, and frees the buffer.
+func (src *source) endAhead() {
+	close(src.ahead.again)
+	for range src.ahead.done {
+	}
+	src.ahead, src.buf = nil, nil
 }
 
 func (src *source) read(p []byte) (int, error) {
@@ -237,8 +268,8 @@ func (s *stream) breakRead() {
 func (s *stream) closeSource() {
 	s.in.Lock()
 	defer s.in.Unlock()
-	if a := s.src.ahead; a != nil {
-		<-a.done
+	if s.src.ahead != nil {
+		s.src.endAhead()
 	}
 }
 
@@ -246,12 +277,11 @@ func (s *stream) closeSource() {
 // report a body that was too slow.
 func (s *stream) endRead() {
 	a := s.src.ahead
-	if a == nil {
+	if !s.src.busy() {
 		return
 	}
 	s.breakRead()
-	<-a.done
-	s.src.ahead = nil
+	s.src.endAhead()
 	if s.src.done = true; s.src.err == nil {
 		s.src.err = a.err
 	}
@@ -364,7 +394,7 @@ func (s *stream) nextBody(next *http.Request) {
 	src := &s.src
 	m := s.requestHeaders
 	switch {
-	case !s.req.uses(host.OnRequestBody, host.OnRequestTrailers) && src.ahead == nil && !src.done && len(src.rest) == 0 && src.err == nil:
+	case !s.req.uses(host.OnRequestBody, host.OnRequestTrailers) && !src.busy() && !src.done && len(src.rest) == 0 && src.err == nil:
 		return
 	case s.req.ended && len(src.rest) == 0 && s.req.trailers == nil:
 		next.Body, next.ContentLength = http.NoBody, 0

@@ -206,7 +206,7 @@ func (r *Evictable) frees(t *ticket) bool { return !t.gated() || r.model == t.pl
 func (q *Queue) evictable(t *ticket, f *abi.EvictFacts, rows []*Evictable) []*Evictable {
 	now, c := time.Now(), t.place.class
 	left := t.until.Sub(now)
-	*f = abi.EvictFacts{Running: f.Running[:0], Saturated: t.gated(), Priority: int32(c.Priority), Class: abi.LabelID(c.Name), Tenant: abi.LabelID(t.place.tenant), PromptTokens: t.place.prompt}
+	*f = abi.EvictFacts{Running: f.Running[:0], Saturated: t.gated(), Priority: int32(c.Priority), Class: abi.LabelID(c.Name), Tenant: abi.LabelID(t.place.flow.name), PromptTokens: t.prompt}
 	if !t.deadline.IsZero() {
 		left = min(left, t.deadline.Sub(now))
 		f.Remaining = t.deadline.Sub(now).Milliseconds()

@@ -44,6 +44,7 @@ type flow struct {
 	name   string
 	weight float64
 	served float64 // tokens per weight
+	booked int64   // tokens of the waiting requests
 	lines  []line  // of waiting requests; one for each gate
 	head   *ticket // the oldest one whose gate was open at the last sort; nil: none
 	index  int     // in the heap of the class; -1: head is nil
@@ -139,6 +140,7 @@ func (f *fair) add(t *ticket) {
 	}
 	t.waits = true
 	c.waiting++
+	of.booked += t.place.booked
 	f.waiting++
 }
 
@@ -150,6 +152,7 @@ func (f *fair) remove(t *ticket) bool {
 	c, of := t.place.class, t.place.flow
 	t.waits = false
 	c.waiting--
+	of.booked -= t.place.booked
 	l := of.line(t.place.gate)
 	if l.waiting = slices.DeleteFunc(l.waiting, func(w *ticket) bool { return w == t }); len(l.waiting) == 0 {
 		of.lines = slices.DeleteFunc(of.lines, func(l line) bool { return len(l.waiting) == 0 })

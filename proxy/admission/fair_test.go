@@ -310,10 +310,11 @@ func TestFairHammer(t *testing.T) {
 				if rand.N(3) == 0 {
 					go cancel()
 				}
-				l := config.Limits{MaxExchanges: 2 + rand.N(3), Queue: 20, QueueTimeout: config.Duration(rand.N(time.Millisecond) + 1)}
+				l := config.Limits{MaxExchanges: 2 + rand.N(3), Queue: 4, QueueTimeout: config.Duration(rand.N(time.Millisecond) + 1)}
+				rank := rand.N(3)
 				c := Claim{Client: fmt.Sprint(i % 4), Weight: rand.Float64(), Tokens: rand.N(int64(1000)),
-					Class: testClass([]string{"a", "b", "c"}[rand.N(3)], func(c *config.PriorityClass) {
-						c.MaxShare, c.PromoteAfter = rand.Float64()+0.01, config.Duration(rand.N(time.Millisecond))
+					Class: testClass([]string{"a", "b", "c"}[rank], func(c *config.PriorityClass) {
+						c.Priority, c.MaxShare, c.PromoteAfter = rank, rand.Float64()+0.01, config.Duration(rand.N(time.Millisecond))
 					})}
 				if p, err := q.Enter(ctx, c, l); err == nil {
 					p.Leave(rand.N(int64(2000)))

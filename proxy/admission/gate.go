@@ -94,8 +94,7 @@ func (q *Queue) refuseLate(now time.Time) {
 					continue
 				}
 				t.refusal = &SaturatedError{Delay: g.after(before)}
-				q.drop(t)
-				close(t.decided)
+				q.refuse(t)
 			}
 		}
 	}

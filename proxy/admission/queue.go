@@ -58,19 +58,16 @@ type Claim struct {
 
 // Place is a place among the running requests. The zero value is no place.
 type Place struct {
-	queue   *Queue
-	client  string
-	capped  bool // the client's requests are counted
-	class   *class
-	flow    *flow // nil: the request has not waited, and no request has waited then
-	gate    *gate // nil: none, or the request has come to an engine
-	booked  int64
-	charged bool
-	memory  uint64 // of the order, in which the request is charged
-
-	tenant    string     // of the claim
-	prompt    int64      // of the claim
+	queue     *Queue
+	client    string
+	class     *class
+	flow      *flow      // nil: the request has not waited, and no request has waited then
+	gate      *gate      // nil: none, or the request has come to an engine
 	evictable *Evictable // nil: the request cannot be ended for another one
+	booked    int64
+	memory    uint64 // of the order, in which the request is charged
+	charged   bool
+	capped    bool // the client's requests are counted
 }
 
 // openRequests counts the open requests of one client.
@@ -81,6 +78,7 @@ type ticket struct {
 	decided  chan struct{}
 	refusal  error // nil: the request may run; set before decided is closed
 	place    Place
+	prompt   int64 // tokens, of the claim
 	arrived  time.Time
 	until    time.Time  // the end of queue_timeout
 	deadline time.Time  // of the first token; zero: none
@@ -111,9 +109,10 @@ func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, err
 			q.look(g)
 		}
 	}
-	p := Place{gate: g, queue: q, client: c.Client, capped: l.PerClient > 0, class: q.order.class(c.Class), booked: max(1, c.Tokens), tenant: cmp.Or(c.Tenant, c.Client), prompt: c.Prompt, evictable: c.Evictable}
+	p := Place{gate: g, queue: q, client: c.Client, capped: l.PerClient > 0, class: q.order.class(c.Class), booked: max(1, c.Tokens), evictable: c.Evictable}
+	tenant := cmp.Or(c.Tenant, c.Client)
 	if r := p.evictable; r != nil {
-		r.model, r.tenant, r.tokens = c.Model, abi.LabelID(p.tenant), c.Prompt
+		r.model, r.tenant, r.tokens = c.Model, abi.LabelID(tenant), c.Prompt
 	}
 	if p.capped {
 		if q.clients == nil {
@@ -131,14 +130,14 @@ func (q *Queue) Enter(ctx context.Context, c Claim, l config.Limits) (Place, err
 	open := g == nil || !g.closed
 	if open && q.running < l.MaxExchanges && (p.class.MaxShare >= 1 || p.class.mayRun(l.MaxExchanges)) { // then no request of the class and the model waits
 		if q.order.waiting > 0 {
-			p.flow = p.class.flow(p.tenant, cmp.Or(c.Weight, 1))
+			p.flow = p.class.flow(tenant, cmp.Or(c.Weight, 1))
 			q.order.serve(&p)
 		}
 		q.run(&p)
 		q.mu.Unlock()
 		return p, nil
 	}
-	p.flow = p.class.flow(p.tenant, cmp.Or(c.Weight, 1))
+	p.flow = p.class.flow(tenant, cmp.Or(c.Weight, 1))
 	if open {
 		c.Gated = nil
 	}
@@ -214,14 +213,17 @@ func (q *Queue) countWaiting(t *ticket, n int) {
 // wait queues the caller, who holds mu. mu is released when wait returns.
 func (q *Queue) wait(ctx context.Context, p Place, c Claim, l config.Limits) (Place, error) {
 	limit := time.Duration(l.QueueTimeout)
-	t := &ticket{decided: make(chan struct{}), place: p, arrived: time.Now(), number: q.tickets}
+	t := &ticket{decided: make(chan struct{}), place: p, prompt: c.Prompt, arrived: time.Now(), number: q.tickets}
 	t.until = t.arrived.Add(limit)
 	t.deadline, _ = ctx.Deadline()
-	err := q.mayWait(t, c.Sheddable, l)
+	instead, err := q.mayWait(t, c.Sheddable, l)
 	if err == nil {
 		q.tickets++
 		q.order.add(t)
 		q.countWaiting(t, 1)
+		if instead != nil {
+			q.refuse(instead)
+		}
 		q.watch()
 		if c.Evicts {
 			q.wantEviction(t)
@@ -245,28 +247,23 @@ func (q *Queue) wait(ctx context.Context, p Place, c Claim, l config.Limits) (Pl
 	return t.place, nil
 }
 
-// mayWait returns the refusal of a request that may not wait. The caller holds mu.
-func (q *Queue) mayWait(t *ticket, sheddable bool, l config.Limits) error {
-	p, left := &t.place, time.Duration(l.QueueTimeout)
+// mayWait returns the refusal of a request that may not wait. If the request may wait only in the place
+// of another one, mayWait returns that one. The caller holds mu.
+func (q *Queue) mayWait(t *ticket, sheddable bool, l config.Limits) (instead *ticket, err error) {
+	left := time.Duration(l.QueueTimeout)
 	if !t.deadline.IsZero() {
 		left = min(left, t.deadline.Sub(t.arrived))
 	}
 	if sheddable {
 		left = -1
 	}
-	if err := p.gate.refuses(left); err != nil {
-		return err
+	if err := t.place.gate.refuses(left); err != nil {
+		return nil, err
 	}
 	if sheddable {
-		return ErrQueueFull
+		return nil, ErrQueueFull
 	}
-	if q.order.waiting >= l.Queue {
-		return ErrQueueFull
-	}
-	if p.capped && q.clients[p.client].waiting >= l.QueueShare() {
-		return ErrClientLimit
-	}
-	return nil
+	return q.room(t, l)
 }
 
 // await waits until t is admitted or refused, for limit at most.

@@ -30,7 +30,8 @@ type Gateway interface {
 	// call, and io.EOF after the last ones. The client gets them before Next returns.
 	Next(ctx context.Context) ([]byte, error)
 	// Used tells the gateway what the answer has cost, after the call of Next that has returned
-	// its last bytes.
+	// its last bytes. If the proxy ends the request before, Used has the cost until then: it comes before
+	// Stop, or before the caller's answer if the head has not come.
 	Used(Used)
 	// Stop ends the answer, which has begun, before its end: with a last event if the gateway shows
 	// bodies and event is not empty. Otherwise the client gets e if it has no byte of the answer, else a
@@ -93,6 +94,9 @@ func (a *attempt) observe() error {
 	a.releaseRequest()
 	head, err := g.Head(env.Context)
 	if err != nil {
+		if env.evicted() {
+			g.Used(a.usedBeforeHead())
+		}
 		return a.legEnded(env.Context, l, err)
 	}
 	env.Journal.LegAnswered(&l.Leg, head.Status)
@@ -104,6 +108,16 @@ func (a *attempt) observe() error {
 		return nil
 	}
 	return o.begin()
+}
+
+// usedBeforeHead returns the cost of a request whose answer has not begun. The engine may have computed a
+// part of the prompt.
+func (a *attempt) usedBeforeHead() Used {
+	u := Used{Engine: a.p.Decode.Spec.Name, Prompt: a.env.Ask.Request.PromptTokens, Completion: -1, Cached: -1}
+	if a.env.Request.Stream {
+		u.Completion = 0
+	}
+	return u
 }
 
 // spare returns the other candidates for the phase of Decode, those with the fewest tokens

@@ -86,16 +86,27 @@ func (o *observation) run() error {
 			o.ended()
 			o.g.Used(o.used())
 			return nil
-		case o.a.env.evicted():
-			o.stop()
-			return o.a.legEnded(o.a.env.Context, o.l, err)
-		case o.unknown:
-			return err
-		default: // the client has left, or the engine; the gateway does not say who
-			o.l.target.ProbeSoon()
-			return o.a.legEnded(o.a.env.Context, o.l, err)
+		default:
+			return o.brokeOff(err)
 		}
 	}
+}
+
+// brokeOff records an answer that has not come to its end. err is the error of Next.
+func (o *observation) brokeOff(err error) error {
+	if o.stream() {
+		o.count()
+	}
+	switch {
+	case o.a.env.evicted():
+		o.g.Used(o.usedUntilNow())
+		o.stop()
+	case o.unknown:
+		return err
+	default: // the client has left, or the engine; the gateway does not say who
+		o.l.target.ProbeSoon()
+	}
+	return o.a.legEnded(o.a.env.Context, o.l, err)
 }
 
 // used returns the cost of an answer that has come to its end.
@@ -117,6 +128,22 @@ func (o *observation) used() Used {
 		if reported.Completion >= 0 {
 			u.Completion = reported.Completion
 		}
+	}
+	return u
+}
+
+// usedUntilNow returns the cost of an answer that the proxy ends. The engine tells nothing about the
+// tokens of an answer before its end, unless the answer is a stream.
+func (o *observation) usedUntilNow() Used {
+	u := o.used()
+	if !o.ok() {
+		return u
+	}
+	if u.Prompt < 0 { // the gateway does not show the body
+		u.Prompt = o.a.env.Ask.Request.PromptTokens
+	}
+	if !o.stream() {
+		u.Completion = -1
 	}
 	return u
 }
@@ -231,13 +258,21 @@ func (o *observation) ended() {
 	o.succeeded()
 }
 
+// count notes the tokens of the stream until now.
+func (o *observation) count() {
+	journal := o.a.env.Journal
+	journal.Counted = o.events.Events
+	if u, ok := o.events.Usage(); ok {
+		journal.Usage = u
+	}
+}
+
 // streamEnded records a stream of events that has come to its end.
 func (o *observation) streamEnded() {
 	env, events := o.a.env, &o.events
 	events.Finish()
-	env.Journal.Counted = events.Events
+	o.count()
 	if u, ok := events.Usage(); ok {
-		env.Journal.Usage = u
 		env.Registry.MeasureOutput(o.a.p.Decode, u.Completion-1, time.Since(env.Journal.FirstByte))
 	}
 	reason := ""

@@ -8,7 +8,6 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/retained"
 	"github.com/pdproxy/pdproxy/proxy/state/gaps"
@@ -98,16 +97,10 @@ func (a *attempt) storeStreamed() {
 	}
 }
 
-// recallTurn makes decode free the KV of a stream whose end could not be written to the client. If
-// another request has taken the KV meanwhile, that request owns it.
+// recallTurn makes decode free the KV of a stream whose end could not be written to the client.
 func (a *attempt) recallTurn() {
-	e := &a.streamed.entry
-	if e.Value == nil {
-		return
-	}
-	store := a.env.Retained
-	if k, found := store.Take(context.WithoutCancel(a.env.Context), e.Scope, "", e.IDs, time.Now()); found == fleet.KVTaken {
-		store.Free(k, 0)
+	if e := &a.streamed.entry; e.Value != nil {
+		a.env.Retained.Recall(context.WithoutCancel(a.env.Context), e.Scope, e.IDs, time.Now())
 	}
 }
 

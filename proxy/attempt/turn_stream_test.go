@@ -127,6 +127,11 @@ func TestStreamedTurnIsNotWritten(t *testing.T) {
 		if n := k.Metric("pdproxy_turn_kv_total", "kept"); n != 1 || len(k.freed()) != 1 {
 			t.Errorf("%v turns kept, %d freed", n, len(k.freed()))
 		}
+		for result, want := range map[string]float64{"recalled": 1, "returned": 0} {
+			if n := k.Metric("pdproxy_turn_kv_kept_seconds", result); n != want {
+				t.Errorf("%v turns are counted as %s, want %v", n, result, want)
+			}
+		}
 	})
 }
 

@@ -238,7 +238,8 @@ type Limits struct {
 	// least 1.
 	MaxExchanges int `toml:"max_exchanges"`
 	// Queue is the number of further exchanges that may wait for a slot; beyond it
-	// clients get 429. Default 1000; 0: none may wait.
+	// clients get 429, those of lower priority classes first. Default 1000; 0: none
+	// may wait.
 	Queue int `toml:"queue"`
 	// QueueTimeout is how long one may wait. Default 10s; 0 only together with
 	// Queue = 0.

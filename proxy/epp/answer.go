@@ -65,7 +65,7 @@ func (st *stream) sendReply() error {
 	if st.rpc != nil {
 		reply = st.refusal()
 	}
-	if err := st.send(reply); err != nil {
+	if err := st.send(append(reply, st.cost()...)); err != nil {
 		return errCut
 	}
 	return nil

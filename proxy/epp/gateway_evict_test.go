@@ -26,7 +26,7 @@ func newEvictingGateway(t *testing.T) *gateway {
 			c.PriorityClasses = append(c.PriorityClasses, class)
 		}
 		c.Limits.PriorityHeader, c.Limits.MaxExchanges, c.Policy.Evict = "x-priority", 1, "first"
-		c.Limits.QueueTimeout = config.Duration(time.Minute)
+		c.Limits.QueueTimeout, c.EPP.Metadata = config.Duration(time.Minute), "own"
 	}, Options: func(o *proxy.Options) {
 		o.Evict = func(*abi.EvictFacts) (int32, string, bool) { return 0, "first", true }
 	}})

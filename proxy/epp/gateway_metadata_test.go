@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"testing"
+	"time"
 
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -88,5 +89,67 @@ func TestGatewayMetadataTrailers(t *testing.T) {
 	}
 	if err := x.ended(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestGatewayMetadataEvicted: the gateway gets the known cost of an evicted request, with the last part of a
+// stream or with the reply.
+func TestGatewayMetadataEvicted(t *testing.T) {
+	const usage = `data: {"choices":[{"text":"a"}],"usage":{"prompt_tokens":7,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":2}}}` + "\n\n"
+	prompt := map[string]any{"prompt_tokens": 1.}
+	for name, tt := range map[string]struct {
+		stream, head bool
+		mode         filter.ProcessingMode_BodySendMode
+		parts        []string
+		want         map[string]any
+	}{
+		"before the head of a stream":       {true, false, duplex.response, nil, map[string]any{"prompt_tokens": 1., "completion_tokens": 0., "total_tokens": 1.}},
+		"before the head of a whole answer": {false, false, duplex.response, nil, prompt},
+		"stream":                            {true, true, duplex.response, []string{world.EventA, world.EventA}, map[string]any{"prompt_tokens": 1., "completion_tokens": 2., "total_tokens": 3.}},
+		"stream with usage":                 {true, true, duplex.response, []string{world.EventA, usage}, map[string]any{"prompt_tokens": 7., "completion_tokens": 3., "total_tokens": 10., "cached_tokens": 2.}},
+		"stream within an event":            {true, true, duplex.response, []string{world.EventA, `data: {"choi`}, map[string]any{"prompt_tokens": 1., "completion_tokens": 1., "total_tokens": 2.}},
+		"streamed body":                     {true, true, filter.ProcessingMode_STREAMED, []string{world.EventA}, map[string]any{"prompt_tokens": 1., "completion_tokens": 1., "total_tokens": 2.}},
+		"buffered body":                     {true, true, filter.ProcessingMode_BUFFERED, nil, prompt},
+		"hidden body":                       {true, true, filter.ProcessingMode_NONE, nil, prompt},
+		"half an answer":                    {false, true, duplex.response, []string{wholeAnswer[:20]}, prompt},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newEvictingGateway(t)
+			x := g.ask(modes{duplex.request, tt.mode}, nil, []string{"x-priority", "batch"}, world.Completions(tt.stream)).decided()
+			engine := g.at(x.metadata).Spec.Name
+			if x.endless = true; tt.head {
+				x.answers(200, map[bool]string{true: "text/event-stream", false: "application/json"}[tt.stream], "", tt.parts...)
+			}
+			g.urgent(func() {
+				want := maps.Clone(tt.want)
+				want["engine"] = engine
+				r := x.receive()
+				if got := r.GetDynamicMetadata().GetFields()["own"].GetStructValue().AsMap(); x.told != 0 || !maps.Equal(got, want) {
+					t.Errorf("got %v with %v, %d times before; want %v", got, r, x.told, want)
+				}
+				_ = x.ended() // TestGatewayEvicts checks the error
+			})
+		})
+	}
+}
+
+// TestGatewayCutStreamCosts: a stream that its client leaves costs the tenant its prompt and its events, and
+// one without an event its reservation.
+func TestGatewayCutStreamCosts(t *testing.T) {
+	for _, tt := range []struct {
+		parts []string
+		want  float64
+	}{{[]string{world.EventA, world.EventA}, 1 + 2}, {nil, 1 + 5}} {
+		g := newGateway(t, world.Setup{Engines: world.Wholes(), Keys: world.TenantLine("a", "tpm=1000")})
+		x := g.ask(duplex, nil, []string{"authorization", "Bearer a-key"}, world.Completions(true)).decided()
+		x.endless = true
+		x.answers(200, "text/event-stream", "", tt.parts...)
+		x.cancel()
+		for g.Running() != 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if n := g.Metric("pdproxy_tenant_tokens_total", "a"); n != tt.want {
+			t.Errorf("%d events: the tenant pays %v tokens, want %v", len(tt.parts), n, tt.want)
+		}
 	}
 }

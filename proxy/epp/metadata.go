@@ -43,6 +43,9 @@ func (st *stream) Used(u attempt.Used) {
 	if st.space == "" {
 		return
 	}
+	if !st.answerOver && st.responseMode == filter.ProcessingMode_BUFFERED {
+		u.Completion = -1 // the gateway shows the stream at its end
+	}
 	facts := message(nil).fact(factEngine, u.Engine).count(factPrompt, u.Prompt).count(factCompletion, u.Completion).count(factCached, u.Cached)
 	if u.Prompt >= 0 && u.Completion >= 0 {
 		facts = facts.count(factTotal, u.Prompt+u.Completion)
@@ -60,18 +63,23 @@ func (st *stream) endAnswer() error {
 	}
 	last := st.last
 	st.last = nil
-	var metadata message
-	if st.used != nil {
-		metadata = message(nil).with(8, message(nil).space(st.space, st.used)) // dynamic_metadata
-	}
 	switch m := last.(type) {
 	case message:
-		return st.send(append(m, metadata...))
+		return st.send(append(m, st.cost()...))
 	case *outgoing:
-		m.tail = metadata
+		m.tail = st.cost()
 		return st.send(m)
 	}
 	return nil // the gateway does not show the end
+}
+
+// cost returns the field dynamic_metadata (8) of a ProcessingResponse with the facts of Used, nothing
+// without them.
+func (st *stream) cost() message {
+	if st.used == nil {
+		return nil
+	}
+	return message(nil).with(8, message(nil).space(st.space, st.used))
 }
 
 // tells reports whether the end of the answer has metadata. A gateway that shows no body shows no end.

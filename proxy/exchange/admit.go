@@ -80,6 +80,9 @@ func (x *exchange) admit(client, model string) (err error) {
 		err = x.admitUnsaturated(ctx, claim)
 	}
 	if err != nil {
+		if d := new(admission.DisplacedError); errors.As(err, &d) {
+			x.journal.Note("a request of the class " + d.For + " got the place of the request in the full queue")
+		}
 		x.journal.Shed(admission.Reason(err))
 		return err
 	}

@@ -282,6 +282,47 @@ func TestClassesWaitTheirTurn(t *testing.T) {
 	})
 }
 
+// TestDisplaced: a full queue refuses a request that waits, if a new one is of a higher class. The client
+// gets the error of a full queue, and the explanation names the class.
+func TestDisplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		proceed := make(chan bool)
+		w := world.New(t, world.Setup{Engines: []*world.Engine{gated(proceed)}, Config: func(c *config.Config) {
+			classes(true)(c)
+			c.Limits.MaxExchanges, c.Limits.Queue, c.Limits.QueueTimeout = 1, 1, config.Duration(time.Hour)
+		}})
+		running := arrive(t, w, "X-Priority", "default")
+		refused := make(chan world.Answer, 1)
+		go func() {
+			refused <- w.Post(world.CompletionsPath, world.Completions(true), "X-Priority", "batch", "X-Request-Id", "low")
+		}()
+		synctest.Wait()
+		if n := w.Metric("pdproxy_class_requests", "batch", "waiting"); n != 1 {
+			t.Fatalf("%v requests of the class batch wait", n)
+		}
+		waiting := arrive(t, w, "X-Priority", "interactive")
+		if a := <-refused; a.Status != 429 || a.Header.Get("Retry-After") != "1" || !strings.Contains(a.Body, `"code":"queue_full"`) {
+			t.Errorf("got %d %v %s", a.Status, a.Header, a.Body)
+		}
+		synctest.Wait()
+		if e, _ := w.Explain("low"); e.ErrorCode != "queue_full" || fmt.Sprint(e.Notes) != "[a request of the class interactive got the place of the request in the full queue]" {
+			t.Errorf("explained as %q %q", e.ErrorCode, e.Notes)
+		}
+		if n := w.Metric("pdproxy_shed_total", "queue_full"); n != 1 {
+			t.Errorf("%v requests are counted as shed", n)
+		}
+		if n := w.Metric("pdproxy_class_exchanges_total", "batch", "shed"); n != 1 {
+			t.Errorf("%v requests of the class batch are counted as shed", n)
+		}
+		for _, ended := range []<-chan string{running, waiting} {
+			orderOf(proceed, ended)
+		}
+		if err := w.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestFairnessHeader: flows that the header line names share the free places. A flow with many
 // requests does not delay another one. Engines do not get the line.
 func TestFairnessHeader(t *testing.T) {

@@ -1064,6 +1064,7 @@ type TurnClaim struct {
 	Scope         string                 `protobuf:"bytes,2,opt,name=scope" json:"scope,omitempty"`
 	Name          string                 `protobuf:"bytes,3,opt,name=name" json:"name,omitempty"`
 	Ids           []uint32               `protobuf:"fixed32,4,rep,packed,name=ids" json:"ids,omitempty"`
+	Recalled      bool                   `protobuf:"varint,5,opt,name=recalled" json:"recalled,omitempty"` // the client has not got the end of the turn; other versions count a return after 0 s
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1124,6 +1125,13 @@ func (x *TurnClaim) GetIds() []uint32 {
 		return x.Ids
 	}
 	return nil
+}
+
+func (x *TurnClaim) GetRecalled() bool {
+	if x != nil {
+		return x.Recalled
+	}
+	return false
 }
 
 type TurnFound struct {
@@ -4194,12 +4202,13 @@ const file_fleet_proto_rawDesc = "" +
 	"\bsince_ms\x18\x02 \x01(\x03R\asinceMs\x12\x12\n" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x16\n" +
 	"\x06params\x18\x04 \x01(\fR\x06params\x12\x16\n" +
-	"\x06forget\x18\x05 \x01(\fR\x06forget\"_\n" +
+	"\x06forget\x18\x05 \x01(\fR\x06forget\"{\n" +
 	"\tTurnClaim\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
-	"\x03ids\x18\x04 \x03(\aR\x03ids\"c\n" +
+	"\x03ids\x18\x04 \x03(\aR\x03ids\x12\x1a\n" +
+	"\brecalled\x18\x05 \x01(\bR\brecalled\"c\n" +
 	"\tTurnFound\x12\x14\n" +
 	"\x05found\x18\x01 \x01(\rR\x05found\x12)\n" +
 	"\x02kv\x18\x02 \x01(\v2\x19.pdproxy.fleet.RetainedKVR\x02kv\x12\x15\n" +

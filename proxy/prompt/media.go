@@ -18,9 +18,10 @@ func (p *Prompt) Media(r *openai.Request) []mediacache.Hash {
 		if h := mediacache.Hash(xxh3.Hash(raw)); !slices.Contains(found, h) {
 			found = append(found, h)
 		}
-		if len(found) == len(p.media) {
+		if len(found) == mediacache.MaxMedia {
 			break
 		}
 	}
+	p.media = found
 	return found
 }

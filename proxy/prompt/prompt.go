@@ -77,7 +77,7 @@ type Prompt struct {
 	seed   kvindex.Hash     // seed of the first block of the text
 	at     []int32          // positions of the ends
 	ends   []conversation.End
-	media  [mediacache.MaxMedia]mediacache.Hash
+	media  []mediacache.Hash // memory of Media; nil: no request had images, sounds or videos
 }
 
 // maxKept is the number of token ids or blocks up to which a Prompt keeps its memory

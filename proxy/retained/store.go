@@ -23,6 +23,9 @@ type Store interface {
 	// Take takes the KV of the longest sequence with which ids begins. If there is none, it
 	// frees the KV of that name; "" names none.
 	Take(ctx context.Context, scope, name string, ids []uint32, now time.Time) (*KV, fleet.Found)
+	// Recall frees the KV of a turn whose end the client did not get. If another request has taken the
+	// KV meanwhile, that request owns it.
+	Recall(ctx context.Context, scope string, ids []uint32, now time.Time)
 	// Put stores an entry, and decides how long it stays: KV.Decision. False means that the store
 	// rejects it; the caller frees it then.
 	Put(e Entry, now time.Time) bool
@@ -72,6 +75,13 @@ func (s *local) Take(_ context.Context, scope, name string, ids []uint32, now ti
 	return nil, fleet.NothingRetained
 }
 
+// Recall implements Store.
+func (s *local) Recall(_ context.Context, scope string, ids []uint32, now time.Time) {
+	if k, taken := s.turns.Recall(scope, ids, now); taken {
+		s.Free(k, 0)
+	}
+}
+
 // Put implements Store.
 func (s *local) Put(e Entry, now time.Time) bool {
 	e.Value.decision = s.turns.Put(e, now)
@@ -97,6 +107,22 @@ func (s *fleetStore) Named(ctx context.Context, scope, name string) (retained, l
 // Take implements Store.
 func (s *fleetStore) Take(ctx context.Context, scope, name string, ids []uint32, _ time.Time) (*KV, fleet.Found) {
 	encoded, gap, found := s.client.TakeKV(ctx, scope, name, ids)
+	k, found := s.taken(encoded, found)
+	if k != nil {
+		k.gap = gap
+	}
+	return k, found
+}
+
+// Recall implements Store.
+func (s *fleetStore) Recall(ctx context.Context, scope string, ids []uint32, _ time.Time) {
+	if k, _ := s.taken(s.client.RecallKV(ctx, scope, ids)); k != nil {
+		s.Free(k, 0)
+	}
+}
+
+// taken returns the KV that the coordinator has handed over. It frees KV that nobody may pull.
+func (s *fleetStore) taken(encoded *fleet.RetainedKV, found fleet.Found) (*KV, fleet.Found) {
 	if encoded == nil {
 		return nil, found
 	}
@@ -108,7 +134,6 @@ func (s *fleetStore) Take(ctx context.Context, scope, name string, ids []uint32,
 		s.Free(k, 0)
 		return nil, found
 	}
-	k.gap = gap
 	return k, found
 }
 

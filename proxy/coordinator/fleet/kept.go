@@ -96,6 +96,18 @@ func (c *Client) NamesKV(ctx context.Context, scope, name string) (retained, lat
 // its turn. If there is none, KV that is retained for name is freed, unless name is "". With
 // CoordinatorUnreachable, k may be a turn that the caller must not pull, but must free.
 func (c *Client) TakeKV(ctx context.Context, scope, name string, ids []uint32) (k *RetainedKV, gap time.Duration, found Found) {
+	return c.claimKV(ctx, &fleetpb.TurnClaim{Scope: scope, Name: name, Ids: ids})
+}
+
+// RecallKV takes the retained KV of a turn whose end the client did not get. The caller must free k, with
+// each result.
+func (c *Client) RecallKV(ctx context.Context, scope string, ids []uint32) (k *RetainedKV, found Found) {
+	k, _, found = c.claimKV(ctx, &fleetpb.TurnClaim{Scope: scope, Ids: ids, Recalled: true})
+	return k, found
+}
+
+// claimKV gives the claim a number, and carries it out.
+func (c *Client) claimKV(ctx context.Context, claim *fleetpb.TurnClaim) (k *RetainedKV, gap time.Duration, found Found) {
 	s := c.session.Load()
 	if s == nil || s.suspect() {
 		return nil, 0, CoordinatorUnreachable
@@ -103,7 +115,8 @@ func (c *Client) TakeKV(ctx context.Context, scope, name string, ids []uint32) (
 	m := c.scratch.Get().(*scratch)
 	defer c.release(m)
 	number := s.last.Add(1)
-	m.out = fleetpb.Append(m.out[:0], &fleetpb.TurnClaim{Number: number, Scope: scope, Name: name, Ids: ids})
+	claim.Number = number
+	m.out = fleetpb.Append(m.out[:0], claim)
 	if err := s.call(ctx, fleetpb.Kind_KIND_TURN_CLAIM, m); err != nil {
 		s.unhand(number, m)
 		return nil, 0, CoordinatorUnreachable
@@ -250,14 +263,24 @@ func (w *worker) kept(number uint64) *fleetpb.TurnStored {
 
 // take answers a worker that requests a turn.
 func (w *worker) take(m *fleetpb.TurnClaim) *fleetpb.TurnFound {
+	if m.Recalled {
+		kv, taken := w.s.turns.Recall(m.Scope, m.Ids, time.Now())
+		return w.shown(m.Number, kv, taken, 0)
+	}
 	kv, gap, taken, freed := w.s.turns.Take(m.Scope, m.Name, m.Ids, time.Now())
+	if freed {
+		return &fleetpb.TurnFound{Found: uint32(KVFreed)}
+	}
+	return w.shown(m.Number, kv, taken, gap)
+}
+
+// shown returns the answer to a worker that claims a turn, which the coordinator has taken for it.
+func (w *worker) shown(number uint64, kv *fleetpb.RetainedKV, taken bool, gap time.Duration) *fleetpb.TurnFound {
 	switch {
-	case taken && w.show(m.Number, kv):
+	case taken && w.show(number, kv):
 		return &fleetpb.TurnFound{Found: uint32(KVTaken), Kv: kv, GapUs: microsOf(gap)}
 	case taken:
 		w.s.forgetTurn(kv)
-	case freed:
-		return &fleetpb.TurnFound{Found: uint32(KVFreed)}
 	}
 	return &fleetpb.TurnFound{Found: uint32(NothingRetained)}
 }

@@ -185,6 +185,34 @@ func TestTurnsOfAFleet(t *testing.T) {
 	})
 }
 
+// TestRecallOfAFleet: a worker takes back a turn whose end the client did not get. The turn is no gap.
+func TestRecallOfAFleet(t *testing.T) {
+	f := new(freed)
+	var asked []abi.RetainFacts
+	policy := func(f *abi.RetainFacts) (abi.RetainDecision, string, bool) {
+		asked = append(asked, *f)
+		return abi.RetainDecision{Millis: 5000, Likelihood: abi.FullLikelihood}, "test", true
+	}
+	bubble(t, "", func(so *ServerOptions, _ *ClientOptions) { so.OnForget, so.Retain = f.forget, policy }, func(t *testing.T, w *wired) {
+		for range 2 {
+			if !puts(w.client, w.turnOf(t, "c", "1", 1, 2, 3)) {
+				t.Fatal("the turn is not kept")
+			}
+			if k, found := w.client.RecallKV(t.Context(), "m", []uint32{1, 2, 3}); found != KVTaken || string(k.Forget) != "1" {
+				t.Errorf("recalled %+v, found %d", k, found)
+			}
+			if k, found := w.client.RecallKV(t.Context(), "m", []uint32{1, 2, 3}); found != NothingRetained || k != nil {
+				t.Errorf("recalled %+v twice, found %d", k, found)
+			}
+		}
+		if len(asked) != 2 || asked[1].All.Turns != 0 {
+			t.Errorf("facts %+v", asked)
+		}
+		later(6 * time.Second)
+		f.want(t)
+	})
+}
+
 // TestRetainOfAFleet: the policy of the coordinator decides with the gaps of all workers. The worker
 // that stores a turn gets the decision, and the worker that takes it gets the gap.
 func TestRetainOfAFleet(t *testing.T) {

@@ -44,6 +44,7 @@ const (
 	Expired  = "expired"  // the time of the policy has ended
 	Evicted  = "evicted"  // memory was short
 	Freed    = "freed"    // the policy retained nothing
+	Recalled = "recalled" // the client did not get the end of the turn
 	Drained  = "drained"  // the process ended, or a coordinator its term
 )
 
@@ -205,6 +206,16 @@ func (k *Keeper[V]) Take(scope, name string, ids []uint32, now time.Time) (v V, 
 		k.returned(&o, now)
 	}
 	return v, 0, false, false
+}
+
+// Recall takes the KV of a turn whose end the client did not get. The turn tells nothing about the time
+// until the next one. taken is false if another request has taken the KV, or if it has been freed.
+func (k *Keeper[V]) Recall(scope string, ids []uint32, now time.Time) (v V, taken bool) {
+	o, hasValue, _ := k.shelf.Take(scope, ids, now)
+	if hasValue {
+		k.o.Observer.TurnKept(Recalled, now.Sub(o.Ended))
+	}
+	return o.Value, hasValue
 }
 
 func (k *Keeper[V]) returned(o *conversation.OnShelf[V], now time.Time) {

@@ -179,6 +179,25 @@ func TestKeeper(t *testing.T) {
 		}
 		w.wantFreed(map[string]int{Unusable: 1}, "3")
 	})
+	run(t, "the client did not get the end", func(t *testing.T, w *world) {
+		for n, d := range []time.Duration{10 * time.Second, 0} {
+			w.policy = keep(d)
+			w.put("c", 3, nowhere)
+			k, taken := w.Recall("m", []uint32{1, 2, 3}, time.Now())
+			if taken != (d > 0) || taken && k.name != "3" {
+				t.Errorf("recalled %+v, %v", k, taken)
+			}
+			if _, taken := w.Recall("m", []uint32{1, 2, 3}, time.Now()); taken {
+				t.Error("recalled twice")
+			}
+			w.put("d", 4, nowhere)
+			if f := w.asked[2*n+1]; f.All.Turns != 0 || f.Conversation.Turns != 0 {
+				t.Errorf("the turn counts as a gap: %+v", f)
+			}
+			w.Recall("m", []uint32{1, 2, 4}, time.Now())
+		}
+		w.wantFreed(map[string]int{Recalled: 2, Freed: 2}, "3", "4")
+	})
 	run(t, "the next turn comes late and before the tick", func(t *testing.T, w *world) {
 		w.policy = keep(10 * time.Millisecond)
 		w.put("c", 3, nowhere)
