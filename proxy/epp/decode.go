@@ -51,9 +51,6 @@ func (m *incoming) decode(raw []byte) bool {
 	}) {
 		return false
 	}
-	if m.body != nil {
-		m.offset = cap(raw) - cap(m.body)
-	}
 	return m.of != fieldRequestHeaders && m.of != fieldResponseHeaders || m.decodeMetadata(metadata)
 }
 

@@ -8,7 +8,6 @@ import (
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	"google.golang.org/grpc/mem"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -39,23 +38,20 @@ func (st *stream) Forward(f *attempt.Forwarding) error {
 	}
 	common = common.number(5, 1)                                                 // clear_route_cache
 	decision := answerTo(of, common.within(1)).with(8, st.decided(f, endpoints)) // dynamic_metadata
-	if err := st.send(decision); err != nil || of == fieldRequestBody || !st.bodied {
+	alone := of == fieldRequestBody || !st.bodied
+	if err := st.send(!alone, decision); err != nil || alone {
 		return err
 	}
 	for rest, over := f.Body, false; !over; {
 		part := rest[:min(extproc.MaxPart, len(rest))]
 		rest = rest[len(part):]
 		over = len(rest) == 0
-		m := &outgoing{of: fieldRequestBody, over: over && !st.trailers}
-		if len(part) > 0 {
-			m.data = mem.Copy(part, mem.DefaultBufferPool()) // grpc-go sends it later
-		}
-		if err := st.send(m); err != nil {
+		if err := st.sendPart(!over || st.trailers, returned(fieldRequestBody, part, over && !st.trailers)); err != nil {
 			return err
 		}
 	}
 	if st.trailers {
-		return st.send(answerTo(fieldRequestTrailers, nil))
+		return st.send(false, answerTo(fieldRequestTrailers, nil))
 	}
 	return nil
 }

@@ -59,19 +59,13 @@ func (st *stream) endAnswer() error {
 		}
 	}
 	last := st.last
-	st.last = nil
-	var metadata message
+	if last == nil {
+		return nil // the gateway does not show the end
+	}
 	if st.used != nil {
-		metadata = message(nil).with(8, message(nil).space(st.space, st.used)) // dynamic_metadata
+		last.tail = message(nil).with(8, message(nil).space(st.space, st.used)) // dynamic_metadata
 	}
-	switch m := last.(type) {
-	case message:
-		return st.send(append(m, metadata...))
-	case *outgoing:
-		m.tail = metadata
-		return st.send(m)
-	}
-	return nil // the gateway does not show the end
+	return st.sendPart(true, *last)
 }
 
 // tells reports whether the end of the answer has metadata. A gateway that shows no body shows no end.
@@ -80,11 +74,16 @@ func (st *stream) tells() bool {
 }
 
 // keepLast sends the answer to a message of the engine's answer. The last one waits for endAnswer if
-// it must have metadata.
-func (st *stream) keepLast(m any) error {
-	if st.answerOver && st.tells() {
-		st.last = m
+// it must have metadata. Otherwise the stream ends with it, although the request may not have ended.
+func (st *stream) keepLast(o outgoing) error {
+	if !st.answerOver {
+		return st.sendPart(false, o)
+	}
+	if st.tells() {
+		st.last = &o
 		return nil
 	}
-	return st.send(m)
+	err := st.sendPart(true, o)
+	st.grpc.End(nil)
+	return err
 }
