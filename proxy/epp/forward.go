@@ -8,6 +8,7 @@ import (
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -32,12 +33,11 @@ func (st *stream) Forward(f *attempt.Forwarding) error {
 	}
 	endpoints := endpointsOf(f)
 	st.chosen, _, _ = strings.Cut(endpoints, ",")
-	of, common := fieldRequestHeaders, message(nil).with(2, st.mutation(f, endpoints)) // header_mutation
+	of, body := fieldRequestHeaders, message(nil)
 	if st.bodied && st.requestMode != filter.ProcessingMode_FULL_DUPLEX_STREAMED {
-		of, common = fieldRequestBody, common.with(3, message(f.Body).within(1)) // body_mutation
+		of, body = fieldRequestBody, message(nil).with(3, message(f.Body).within(1)) // body_mutation
 	}
-	common = common.number(5, 1)                                                 // clear_route_cache
-	decision := answerTo(of, common.within(1)).with(8, st.decided(f, endpoints)) // dynamic_metadata
+	decision := decisionOn(of, st.mutation(f, endpoints), body, st.decided(f, endpoints))
 	alone := of == fieldRequestBody || !st.bodied
 	if err := st.send(!alone, decision); err != nil || alone {
 		return err
@@ -54,6 +54,17 @@ func (st *stream) Forward(f *attempt.Forwarding) error {
 		return st.send(false, answerTo(fieldRequestTrailers, nil))
 	}
 	return nil
+}
+
+// decisionOn is the answer to the message of that field that changes the header and the body: a
+// CommonResponse (1) with header_mutation (2), body and clear_route_cache (5), and dynamic_metadata (8).
+func decisionOn(of protowire.Number, lines, body, metadata message) message {
+	const room = 32 // tags and lengths
+	common := protowire.SizeTag(2) + protowire.SizeBytes(len(lines)) + len(body) + protowire.SizeTag(5) + protowire.SizeVarint(1)
+	m := make(message, 0, len(lines)+len(body)+len(metadata)+room)
+	m = appendHead(m, of-1, protowire.SizeTag(1)+protowire.SizeBytes(common))
+	m = appendHead(m, 1, common).with(2, lines)
+	return append(m, body...).number(5, 1).with(8, metadata)
 }
 
 // endpointsOf returns the endpoints for the gateway, best first, with commas.

@@ -22,9 +22,9 @@ const (
 // decided returns the dynamic metadata of a decision: the endpoints, and the facts that are known
 // before the answer.
 func (st *stream) decided(f *attempt.Forwarding, endpoints string) message {
-	lb := message(nil).fact(extproc.HeaderDestination, endpoints)
+	lb := make(message, 0, usual).fact(extproc.HeaderDestination, endpoints)
 	if st.space == "" {
-		return message(nil).space(extproc.LBSpace, lb)
+		return make(message, 0, usual).space(extproc.LBSpace, lb)
 	}
 	var facts message
 	if st.space == extproc.LBSpace {

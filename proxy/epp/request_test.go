@@ -44,7 +44,7 @@ func FuzzFirstMessage(f *testing.F) {
 		if !m.accept(grpcserver.Message{Data: raw}) {
 			return
 		}
-		st := &stream{server: server, ctx: t.Context(), late: make(chan struct{}), grpc: new(recorder)}
+		st := &stream{server: server, ctx: t.Context(), grpc: new(recorder)}
 		if st.open(m) != nil {
 			return
 		}
@@ -76,7 +76,7 @@ func TestBodyIsFreed(t *testing.T) {
 	for n, text := range []string{"ab", "c", "de"} {
 		r.messages = append(r.messages, &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{Body: []byte(text), EndOfStream: n == 2}}})
 	}
-	b := &body{st: &stream{server: &Server{}, ctx: t.Context(), grpc: r, late: make(chan struct{}), requestMode: filter.ProcessingMode_FULL_DUPLEX_STREAMED}}
+	b := &body{st: &stream{server: &Server{}, ctx: t.Context(), grpc: r, requestMode: filter.ProcessingMode_FULL_DUPLEX_STREAMED}}
 	var parts []*incoming
 	var text []byte
 	for {
@@ -105,7 +105,7 @@ func TestBodyIsFreed(t *testing.T) {
 // TestReadDeadline: a deadline ends a running read and later ones, until another one is set.
 func TestReadDeadline(t *testing.T) {
 	grpc := &recorder{arrives: make(chan struct{}, 1)}
-	st := &stream{server: &Server{}, ctx: t.Context(), grpc: grpc, late: make(chan struct{})}
+	st := &stream{server: &Server{}, ctx: t.Context(), grpc: grpc}
 	ended := make(chan error)
 	read := func() { _, err := st.nextOfBody(); ended <- err }
 	set := func(by time.Time) {

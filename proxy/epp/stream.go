@@ -54,20 +54,18 @@ type stream struct {
 	used                      message   // the facts that are known at the end of the answer, a Struct
 	last                      *outgoing // answer to the last message of the engine's answer, which waits for used; nil: none
 
-	reading   atomic.Bool // the handler waits for a part of the request's body
-	full      atomic.Bool // there is no memory for the request's body
-	mu        sync.Mutex
-	deadline  *time.Timer   // ends reads of the request's body; guarded by mu
-	deadlines int           // number of deadlines that were set; guarded by mu
-	late      chan struct{} // closed when the last deadline has passed; guarded by mu
+	reading atomic.Bool // the handler waits for a part of the request's body
+	full    atomic.Bool // there is no memory for the request's body
+	mu      sync.Mutex
+	by      time.Time     // ends reads of the request's body; zero: never; guarded by mu
+	changed chan struct{} // has a value when by has changed during a read; nil: no read waits; guarded by mu
 }
 
 // process serves a stream of a gateway.
 func (s *Server) process(g *grpcserver.Stream) error {
-	st := &stream{server: s, grpc: g, ctx: g.Context(), late: make(chan struct{})}
+	st := &stream{server: s, grpc: g, ctx: g.Context()}
 	st.reply.header = make(http.Header)
 	g.OnFull(st.outOfMemory)
-	defer func() { _ = st.SetReadDeadline(time.Time{}) }() // the stream may have ended
 
 	first, err := st.next(st.ctx)
 	switch {
@@ -107,8 +105,10 @@ func (st *stream) outOfMemory() bool {
 	if !st.reading.Load() {
 		return false
 	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
 	st.full.Store(true)
-	st.stopReading()
+	st.lookAgain()
 	return true
 }
 
@@ -172,57 +172,50 @@ func (st *stream) endArrived() bool {
 	return true
 }
 
-// nextOfBody is next with the deadline of the request's body.
+// nextOfBody is next with the deadline of the request's body, also one that passes during the wait.
 func (st *stream) nextOfBody() (*incoming, error) {
-	st.mu.Lock()
-	late := st.late
-	st.mu.Unlock()
 	st.reading.Store(true)
 	defer st.reading.Store(false)
-	if st.full.Load() {
-		return nil, downstream.ErrMemory
-	}
 	for {
-		select {
-		case <-late: // first: it may have passed before
-			return nil, st.stopped()
-		default:
+		st.mu.Lock()
+		by := st.by
+		st.mu.Unlock()
+		switch {
+		case st.full.Load():
+			return nil, downstream.ErrMemory
+		case !by.IsZero() && !time.Now().Before(by):
+			return nil, os.ErrDeadlineExceeded
 		}
 		if m := st.take(); m != nil {
 			return m, nil
 		}
-		st.grpc.Flush()
-		select {
-		case <-st.grpc.Arrived():
-		case <-late:
-		case <-st.ctx.Done():
-			return nil, context.Cause(st.ctx)
+		if err := st.waitForBody(); err != nil {
+			return nil, err
 		}
 	}
 }
 
-// stopped returns the error of a read of the request's body that has been stopped.
-func (st *stream) stopped() error {
-	if st.full.Load() {
-		return downstream.ErrMemory
-	}
-	return os.ErrDeadlineExceeded
-}
-
-// stopReading ends the running read of the request's body.
-func (st *stream) stopReading() {
+// waitForBody waits until a message has arrived, or the deadline passes or changes.
+func (st *stream) waitForBody() error {
+	st.grpc.Flush()
 	st.mu.Lock()
-	defer st.mu.Unlock()
-	if st.deadline != nil {
-		st.deadline.Stop()
-		st.deadline = nil
+	if st.changed == nil {
+		st.changed = make(chan struct{}, 1)
 	}
-	st.deadlines++
+	var passed <-chan time.Time
+	if !st.by.IsZero() {
+		passed = time.After(time.Until(st.by))
+	}
+	changed := st.changed
+	st.mu.Unlock()
 	select {
-	case <-st.late:
-	default:
-		close(st.late)
+	case <-st.grpc.Arrived():
+	case <-passed:
+	case <-changed:
+	case <-st.ctx.Done():
+		return context.Cause(st.ctx)
 	}
+	return nil
 }
 
 // SetReadDeadline ends reads of the request's body at that time, also the running one; zero:
@@ -230,28 +223,17 @@ func (st *stream) stopReading() {
 func (st *stream) SetReadDeadline(by time.Time) error {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if st.deadline != nil {
-		st.deadline.Stop()
-		st.deadline = nil
-	}
+	st.by = by
+	st.lookAgain()
+	return nil
+}
+
+// lookAgain makes a read of the request's body that waits look at its limits. The caller holds st.mu.
+func (st *stream) lookAgain() {
 	select {
-	case <-st.late:
-		st.late = make(chan struct{})
+	case st.changed <- struct{}{}:
 	default:
 	}
-	st.deadlines++
-	if by.IsZero() {
-		return nil
-	}
-	set := st.deadlines
-	st.deadline = time.AfterFunc(time.Until(by), func() {
-		st.mu.Lock()
-		defer st.mu.Unlock()
-		if st.deadlines == set {
-			close(st.late)
-		}
-	})
-	return nil
 }
 
 // EnableFullDuplex is for http.ResponseController: the body may be read after the answer has

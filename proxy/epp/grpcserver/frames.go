@@ -145,12 +145,13 @@ func (c *conn) resetByClient(id uint32) error {
 	if idle {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
-	if s != nil {
-		c.out.mu.Lock()
-		s.closed = true
-		c.out.mu.Unlock()
-		c.abandon(s)
+	if s == nil { // some clients reset each stream that the server has ended
+		return nil
 	}
+	c.out.mu.Lock()
+	s.closed = true
+	c.out.mu.Unlock()
+	c.abandon(s)
 	if c.resets.exceeded() {
 		return errCalm
 	}

@@ -30,6 +30,14 @@ type assembly struct {
 	cost   int64          // bytes that count
 }
 
+// bytes returns the bytes that have arrived.
+func (a *assembly) bytes() []byte {
+	if a.memory == nil {
+		return nil
+	}
+	return a.memory.B
+}
+
 // data handles a part of messages.
 func (c *conn) data(h http2.FrameHeader) error {
 	if h.StreamID == 0 {
@@ -125,7 +133,7 @@ func (c *conn) assemble(s *Stream, n int) (rest int, err error) {
 			}
 			continue
 		}
-		have := len(a.memory.B)
+		have := len(a.bytes())
 		k := min(n, a.want-have)
 		if !c.grow(s, have+k) {
 			return n, nil
@@ -155,7 +163,7 @@ func (c *conn) beginMessage(s *Stream, n int) bool {
 		c.fail(s, status.Errorf(codes.ResourceExhausted, "a message has %d bytes, more than %d", length, c.server.options.MaxMessage))
 		return false
 	}
-	a.want, a.memory, a.cost = int(length), new(buffer.Buffer), messageCost
+	a.want, a.cost = int(length), messageCost
 	if !c.reserve(s, messageCost) {
 		return false
 	}
@@ -181,7 +189,7 @@ var errCompressed = status.Error(codes.Unimplemented, "compressed messages are n
 // grow gives the message that arrives memory for need bytes. It returns false if the stream must end.
 func (c *conn) grow(s *Stream, need int) bool {
 	a := &s.assembly
-	have := cap(a.memory.B)
+	have := cap(a.bytes())
 	if need <= have {
 		return true
 	}
@@ -191,7 +199,7 @@ func (c *conn) grow(s *Stream, need int) bool {
 		return false
 	}
 	next := buffer.Get(room)
-	next.B = append(next.B, a.memory.B...)
+	next.B = append(next.B, a.bytes()...)
 	a.memory.Free()
 	a.memory = next
 	c.mu.Lock()
@@ -206,7 +214,7 @@ func (c *conn) grow(s *Stream, need int) bool {
 // deliver gives the message that has arrived to the handler.
 func (c *conn) deliver(s *Stream) {
 	a := &s.assembly
-	m := Message{Data: a.memory.B, memory: a.memory, stream: s, cost: a.cost}
+	m := Message{Data: a.bytes(), memory: a.memory, stream: s, cost: a.cost}
 	*a = assembly{}
 	c.mu.Lock()
 	if s.taken > 0 && len(s.queue) == cap(s.queue) {
