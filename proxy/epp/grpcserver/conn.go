@@ -113,7 +113,7 @@ func newConn(s *Server, nc net.Conn, place *connlimit.Place) *conn {
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(tableSize, nil)
 	c.framer.MaxHeaderListSize = maxMetadata
 	c.useless.most, c.resets.most = maxUseless, s.options.MaxStreams
-	c.out.nc, c.out.framer, c.out.window, c.out.initial = c.nc, c.framer, initialWindow, initialWindow
+	c.out.nc, c.out.framer, c.out.done, c.out.window, c.out.initial = c.nc, c.framer, make(chan struct{}), initialWindow, initialWindow
 	return c
 }
 
@@ -165,13 +165,13 @@ func (c *conn) serve() {
 		c.out.mu.Lock()
 		_ = c.framer.WriteGoAway(last, http2.ErrCode(code), nil)
 		c.out.mu.Unlock()
-		c.out.close()
 		c.finish()
-		_, _ = io.Copy(io.Discard, c.nc) // the end, within closeTimeout
-		c.nc.Close()
-		return
+		c.out.close()
+		_, _ = io.Copy(io.Discard, c.nc) // to the end, within closeTimeout
+	} else {
+		c.finish()
+		c.out.fail()
 	}
-	c.finish()
 	c.nc.Close()
 }
 
@@ -188,7 +188,6 @@ func (c *conn) finish() {
 	for _, s := range list {
 		c.closed(s)
 	}
-	c.out.fail()
 }
 
 // handshake reads the beginning of a connection, and sends that of the server.

@@ -64,7 +64,6 @@ func TestRefusals(t *testing.T) {
 	echoed := func(c *client) {
 		c.open(1, methodEcho, false)
 		c.send(1, false, "x")
-		c.message(1)
 	}
 	many := func(send func(c *client)) func(*client) {
 		return func(c *client) {
@@ -98,12 +97,19 @@ func TestRefusals(t *testing.T) {
 			s := http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1}
 			c.framer.WriteSettings(s, s)
 		}, goAway + "PROTOCOL_ERROR"},
-		"long frame":           {func(c *client) { c.framer.WriteRawFrame(http2.FramePing, 0, 0, make([]byte, maxFrame+1)) }, goAway + "FRAME_SIZE_ERROR"},
-		"push":                 {func(c *client) { c.framer.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, EndHeaders: true}) }, goAway + "PROTOCOL_ERROR"},
-		"continuation":         {func(c *client) { c.framer.WriteContinuation(1, true, nil) }, goAway + "PROTOCOL_ERROR"},
-		"no padding length":    {func(c *client) { echoed(c); c.framer.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, nil) }, goAway + "FRAME_SIZE_ERROR"},
-		"too much padding":     {func(c *client) { echoed(c); c.framer.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, []byte{2, 0}) }, goAway + "PROTOCOL_ERROR"},
-		"broken header block":  {func(c *client) { c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0xff, 0xff, 0xff, 0xff, 0xff}, EndHeaders: true}) }, goAway + "COMPRESSION_ERROR"},
+		"long frame": {func(c *client) { c.framer.WriteRawFrame(http2.FramePing, 0, 0, make([]byte, maxFrame+1)) }, goAway + "FRAME_SIZE_ERROR"},
+		"push": {func(c *client) {
+			c.framer.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, EndHeaders: true})
+		}, goAway + "PROTOCOL_ERROR"},
+		"continuation":      {func(c *client) { c.framer.WriteContinuation(1, true, nil) }, goAway + "PROTOCOL_ERROR"},
+		"no padding length": {func(c *client) { echoed(c); c.framer.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, nil) }, goAway + "FRAME_SIZE_ERROR"},
+		"too much padding": {func(c *client) {
+			echoed(c)
+			c.framer.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, []byte{2, 0})
+		}, goAway + "PROTOCOL_ERROR"},
+		"broken header block": {func(c *client) {
+			c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0xff, 0xff, 0xff, 0xff, 0xff}, EndHeaders: true})
+		}, goAway + "COMPRESSION_ERROR"},
 		"endless header block": {endlessBlock([]byte("x")), goAway + "ENHANCE_YOUR_CALM"},
 		"empty header blocks":  {endlessBlock(nil), goAway + "ENHANCE_YOUR_CALM"},
 		"pings":                {many(func(c *client) { c.framer.WritePing(false, [8]byte{}) }), goAway + "ENHANCE_YOUR_CALM"},
@@ -122,24 +128,30 @@ func TestRefusals(t *testing.T) {
 				c.open(id, "/x", false)
 			}
 		}, goAway + "ENHANCE_YOUR_CALM"},
-		"line of a connection":  {func(c *client) { c.open(1, methodEcho, false, "connection", "close") }, reset + "PROTOCOL_ERROR"},
-		"name in capitals":      {func(c *client) { c.open(1, methodEcho, false, "X-Y", "z") }, reset + "PROTOCOL_ERROR"},
-		"te":                    {func(c *client) { c.open(1, methodEcho, false, "te", "gzip") }, reset + "PROTOCOL_ERROR"},
-		"no path":               {func(c *client) { c.open(1, "-", false) }, reset + "PROTOCOL_ERROR"},
-		"timeout":               {func(c *client) { c.open(1, methodEcho, false, "grpc-timeout", "1x") }, reset + "PROTOCOL_ERROR"},
-		"another HTTP method":   {func(c *client) { c.open(1, methodEcho, false, ":method", "GET") }, "405"},
-		"another content type":  {func(c *client) { c.open(1, methodEcho, false, "content-type", "application/grpcx") }, "415"},
-		"no such method":        {func(c *client) { c.open(1, "/x", false) }, "12"},
-		"much metadata":         {func(c *client) { c.open(1, methodEcho, false, "x", long(maxMetadata-1000), "y", long(1000)) }, "8"},
-		"compressed":            {func(c *client) { c.open(1, methodEcho, false); c.framer.WriteData(1, false, []byte{1, 0, 0, 0, 1, 'x'}) }, "12"},
-		"long message":          {func(c *client) { c.open(1, methodEcho, false); c.framer.WriteData(1, false, []byte{0, 0, 16, 0, 1}) }, "8"},
-		"long later message":    {func(c *client) { echoed(c); c.framer.WriteData(1, false, []byte{0, 0, 16, 0, 1}) }, "8"},
-		"no message":            {func(c *client) { c.open(1, methodEcho, true) }, "0"},
-		"no message, later":     {func(c *client) { c.open(1, methodEcho, false); c.framer.WriteData(1, true, nil) }, "0"},
-		"half a message":        {func(c *client) { c.open(1, methodEcho, false); c.framer.WriteData(1, true, []byte{0, 0, 0, 0, 2, 'x'}) }, "13"},
-		"a second head":         {func(c *client) { echoed(c); c.open(1, methodEcho, false) }, reset + "PROTOCOL_ERROR"},
-		"trailers":              {func(c *client) { echoed(c); c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, EndStream: true, EndHeaders: true}) }, "0"},
-		"part after the end":    {func(c *client) { c.open(1, methodEcho, true); c.send(1, false, "x"); c.until("the end", ends) }, reset + "STREAM_CLOSED"},
+		"line of a connection": {func(c *client) { c.open(1, methodEcho, false, "connection", "close") }, reset + "PROTOCOL_ERROR"},
+		"name in capitals":     {func(c *client) { c.open(1, methodEcho, false, "X-Y", "z") }, reset + "PROTOCOL_ERROR"},
+		"te":                   {func(c *client) { c.open(1, methodEcho, false, "te", "gzip") }, reset + "PROTOCOL_ERROR"},
+		"no path":              {func(c *client) { c.open(1, "-", false) }, reset + "PROTOCOL_ERROR"},
+		"timeout":              {func(c *client) { c.open(1, methodEcho, false, "grpc-timeout", "1x") }, reset + "PROTOCOL_ERROR"},
+		"another HTTP method":  {func(c *client) { c.open(1, methodEcho, false, ":method", "GET") }, "405"},
+		"another content type": {func(c *client) { c.open(1, methodEcho, false, "content-type", "application/grpcx") }, "415"},
+		"no such method":       {func(c *client) { c.open(1, "/x", false) }, "12"},
+		"much metadata":        {func(c *client) { c.open(1, methodEcho, false, "x", long(maxMetadata-1000), "y", long(1000)) }, "8"},
+		"compressed": {func(c *client) {
+			c.open(1, methodEcho, false)
+			c.framer.WriteData(1, false, []byte{1, 0, 0, 0, 1, 'x'})
+		}, "12"},
+		"long message":       {func(c *client) { c.open(1, methodEcho, false); c.framer.WriteData(1, false, []byte{0, 0, 16, 0, 1}) }, "8"},
+		"long later message": {func(c *client) { echoed(c); c.framer.WriteData(1, false, []byte{0, 0, 16, 0, 1}) }, "8"},
+		"no message":         {func(c *client) { c.open(1, methodEcho, true) }, "0"},
+		"no message, later":  {func(c *client) { c.open(1, methodEcho, false); c.framer.WriteData(1, true, nil) }, "0"},
+		"half a message":     {func(c *client) { c.open(1, methodEcho, false); c.framer.WriteData(1, true, []byte{0, 0, 0, 0, 2, 'x'}) }, "13"},
+		"a second head":      {func(c *client) { echoed(c); c.open(1, methodEcho, false) }, reset + "PROTOCOL_ERROR"},
+		"trailers": {func(c *client) {
+			echoed(c)
+			c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, EndStream: true, EndHeaders: true})
+		}, "0"},
+		"part after the end": {func(c *client) { c.open(1, methodEcho, true); c.send(1, false, "x") }, reset + "STREAM_CLOSED"},
 		"part beyond the window": {func(c *client) {
 			c.open(1, methodTaken, false)
 			c.framer.WriteData(1, false, []byte{0, 0, 0x0f, 0xff, 0xff})
@@ -147,20 +159,15 @@ func TestRefusals(t *testing.T) {
 				c.framer.WriteData(1, false, make([]byte, maxFrame))
 			}
 		}, reset + "FLOW_CONTROL_ERROR"},
-		"too many streams": {func(c *client) {
-			for id := uint32(201); id > 1; id -= 2 {
-				c.open(203-id, methodEcho, false)
-			}
-			c.open(203, methodEcho, false)
-			c.until("the reset", func(f frame) bool { return f.Type == http2.FrameRSTStream && f.StreamID == 203 })
-			c.framer.WriteData(1, true, nil)
-		}, "0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := serve(t, func(o *Options) { o.MaxStreams = 101 }).connect(t)
-			go func() { // the server may read no more
+			c := serve(t, nil).connect(t)
+			done := make(chan struct{})
+			go func() { // ends with the connection, because the server may read no more
+				defer close(done)
 				tt.do(c)
 			}()
+			defer func() { c.Close(); <-done }()
 			got := ""
 			c.until("the answer "+tt.want, func(f frame) bool {
 				switch {
@@ -186,6 +193,26 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestTooManyStreams: a client that opens more streams than the server accepts.
+func TestTooManyStreams(t *testing.T) {
+	c := serve(t, func(o *Options) { o.MaxStreams = 2 }).connect(t)
+	for id := uint32(1); id <= 5; id += 2 {
+		c.open(id, methodEcho, false)
+	}
+	if f := c.until("a reset", func(f frame) bool { return f.Type == http2.FrameRSTStream }); f.StreamID != 5 || f.code != http2.ErrCodeRefusedStream {
+		t.Errorf("got %+v", f)
+	}
+	c.framer.WriteData(3, true, nil)
+	if _, end := c.answer(3); end["grpc-status"] != "0" {
+		t.Errorf("the stream ended with %v", end)
+	}
+	c.open(7, methodEcho, false)
+	c.send(7, false, "x")
+	if got := c.message(7); got != "x" {
+		t.Errorf("got %q", got)
+	}
+}
+
 // ends reports whether a frame ends its stream.
 func ends(f frame) bool { return f.Flags.Has(http2.FlagHeadersEndStream) }
 
@@ -194,7 +221,7 @@ func endlessBlock(part []byte) func(*client) {
 	return func(c *client) {
 		c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.head(methodEcho)})
 		for range 20_000 {
-			if c.framer.WriteContinuation(1, false, bytes.Repeat(part, 0)) != nil {
+			if c.framer.WriteContinuation(1, false, part) != nil {
 				return
 			}
 		}

@@ -45,10 +45,10 @@ func (c *conn) data(h http2.FrameHeader) error {
 	}
 	length, pad := int(h.Length), 0
 	if h.Flags.Has(http2.FlagDataPadded) {
-		b, err := c.in.ReadByte()
 		if length == 0 {
 			return http2.ConnectionError(http2.ErrCodeFrameSize)
 		}
+		b, err := c.in.ReadByte()
 		if err != nil {
 			return err
 		}

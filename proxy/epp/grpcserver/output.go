@@ -37,6 +37,8 @@ type output struct {
 	writes  uint64        // number of writes that have ended
 	failed  bool          // nothing can be written
 	closing bool          // the connection ends when pending is written
+	ended   bool          // the last write has ended
+	done    chan struct{} // closed after ended
 
 	window  int64     // bytes that the peer accepts on the connection
 	initial int64     // window of a new stream
@@ -57,8 +59,9 @@ func (o *output) control(add func(*http2.Framer)) {
 	o.mu.Lock()
 	add(o.framer)
 	writing := o.writing
-	if len(o.pending) > mostPending {
+	if len(o.pending) > mostPending && !o.failed {
 		o.failed = true
+		go o.nc.Close() // the end of TLS may wait for a client that does not read
 	}
 	o.mu.Unlock()
 	if !writing {
@@ -89,23 +92,31 @@ func (o *output) flush() {
 		o.wake()
 	}
 	o.writing = false
-	failed, closing := o.failed, o.closing
+	failed, last := o.failed, (o.failed || o.closing) && !o.ended
+	if last {
+		o.failed, o.ended = true, true
+	}
 	o.mu.Unlock()
-	switch {
-	case failed:
+	if !last {
+		return
+	}
+	if failed {
 		o.nc.Close()
-	case closing:
+	} else {
 		o.closeWrite()
 	}
+	close(o.done)
 }
 
-// close ends the connection when everything is written.
+// close ends the connection when everything is written. It returns when done is closed, within
+// closeTimeout.
 func (o *output) close() {
 	o.nc.SetWriteDeadline(time.Now().Add(closeTimeout)) // of the running write too
 	o.mu.Lock()
 	o.closing = true
 	o.mu.Unlock()
 	o.flush()
+	<-o.done
 }
 
 // closeWrite ends the written side of the connection. The peer gets the last frames also if it is
