@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,6 +30,34 @@ type served struct {
 	*Server
 	listener *proxytest.PipeListener
 	began    chan *Stream // gets the streams of methodTaken
+	writes   atomic.Int64 // of all connections
+}
+
+// counted counts the writes of a connection.
+type counted struct {
+	net.Conn
+	writes *atomic.Int64
+}
+
+// Write implements net.Conn.
+func (c counted) Write(p []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(p)
+}
+
+// counting counts the writes of the connections.
+type counting struct {
+	net.Listener
+	writes *atomic.Int64
+}
+
+// Accept implements net.Listener.
+func (l counting) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return counted{c, l.writes}, nil
 }
 
 // serve serves until the end of the test, and checks then that nothing is left.
@@ -43,7 +72,7 @@ func serve(t *testing.T, edit func(*Options)) *served {
 	}
 	s.Server = New(o)
 	done := make(chan error, 1)
-	go func() { done <- s.Serve(s.listener) }()
+	go func() { done <- s.Serve(counting{s.listener, &s.writes}) }()
 	t.Cleanup(func() {
 		s.Drain()
 		s.Cut(io.EOF)
@@ -142,7 +171,7 @@ func newClient(t *testing.T, nc net.Conn) *client {
 	c := &client{Conn: nc, t: t, framer: http2.NewFramer(nc, nc), frames: make(chan frame, 100_000)}
 	c.framer.AllowIllegalWrites = true
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	c.encode = hpack.NewEncoder(&c.block)
+	c.encode = newEncoder(c)
 	read := make(chan struct{})
 	go func() { // ends with the connection
 		defer close(read)
@@ -151,6 +180,8 @@ func newClient(t *testing.T, nc net.Conn) *client {
 	t.Cleanup(func() { nc.Close(); <-read })
 	return c
 }
+
+func newEncoder(c *client) *hpack.Encoder { return hpack.NewEncoder(&c.block) }
 
 func (c *client) read() {
 	defer close(c.frames)
