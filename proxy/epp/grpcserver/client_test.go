@@ -257,9 +257,14 @@ func framed(text string) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(text))), text...)
 }
 
-// send sends a message in one frame.
+// send sends a message.
 func (c *client) send(id uint32, end bool, text string) {
-	c.framer.WriteData(id, end, framed(text))
+	rest := framed(text)
+	for len(rest) > maxFrame {
+		c.framer.WriteData(id, false, rest[:maxFrame])
+		rest = rest[maxFrame:]
+	}
+	c.framer.WriteData(id, end, rest)
 }
 
 // until returns the first frame for which ok reports true, and fails if the connection ends before.

@@ -161,7 +161,7 @@ func (s *Stream) outOfMemory() {
 	c.mu.Unlock()
 	switch {
 	case !begun:
-		s.End(ErrMemory)
+		c.fail(s, ErrMemory)
 	case full == nil || !full():
 		s.cancel(ErrMemory)
 	}
