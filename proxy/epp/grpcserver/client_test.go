@@ -233,7 +233,7 @@ func (c *client) open(id uint32, path string, end bool, lines ...string) {
 // head returns the encoded head of a stream. A line with the value "-" is left out.
 func (c *client) head(path string, lines ...string) []byte {
 	c.block.Reset()
-	all := []string{":method", "POST", ":scheme", "http", ":path", path, "content-type", "application/grpc", "te", "trailers"}
+	all := []string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "x", "content-type", "application/grpc", "te", "trailers"}
 	for i := 0; i+1 < len(lines); i += 2 {
 		at := 0
 		for at < len(all) && all[at] != lines[i] {

@@ -3,6 +3,7 @@ package grpcserver
 import (
 	"encoding/binary"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
@@ -19,8 +20,12 @@ const (
 	// mostPending bounds all frames that wait to be written, in bytes. Only a client that does not read
 	// reaches it, and its connection ends.
 	mostPending = 1 << 20
-	// keptOutput is the size up to which a buffer is kept for the next write, in bytes.
-	keptOutput = 64 << 10
+	// outputRoom is the room of a buffer for frames, in bytes: usually none is longer than maxPending
+	// by more than one frame.
+	outputRoom = maxPending + 2*maxFrame
+	// smallWrite is the size below which a write waits for the messages of handlers that are ready to
+	// run, in bytes.
+	smallWrite = 16 << 10
 	// closeTimeout bounds the last write of a connection, and then the wait for the peer's end.
 	closeTimeout = time.Second
 )
@@ -31,8 +36,7 @@ type output struct {
 
 	mu      sync.Mutex    // guards the rest
 	framer  *http2.Framer // appends to pending
-	pending []byte        // frames
-	spare   []byte        // memory for the next pending
+	pending []byte        // frames; nil: none, and no memory
 	writing bool          // a goroutine writes
 	writes  uint64        // number of writes that have ended
 	failed  bool          // nothing can be written
@@ -48,9 +52,26 @@ type output struct {
 // Write implements io.Writer for framer. The caller holds o.mu.
 func (o *output) Write(p []byte) (int, error) {
 	if !o.failed {
+		o.allocate()
 		o.pending = append(o.pending, p...)
 	}
 	return len(p), nil
+}
+
+// outputs has the memory of frames that were written, of *[]byte. A connection has memory only while
+// frames wait.
+var outputs sync.Pool
+
+// allocate gives pending memory. The caller holds o.mu.
+func (o *output) allocate() {
+	if o.pending != nil {
+		return
+	}
+	if b, ok := outputs.Get().(*[]byte); ok {
+		o.pending = (*b)[:0]
+	} else {
+		o.pending = make([]byte, 0, outputRoom)
+	}
 }
 
 // control appends frames that add writes, and lets another goroutine write them: the goroutine that
@@ -77,16 +98,20 @@ func (o *output) flush() {
 		return
 	}
 	o.writing = true
+	if len(o.pending) < smallWrite {
+		o.mu.Unlock()
+		runtime.Gosched() // handlers that are ready to run may add messages
+		o.mu.Lock()
+	}
 	for len(o.pending) > 0 && !o.failed {
 		b := o.pending
-		o.pending = o.spare[:0]
+		o.pending = nil
 		o.mu.Unlock()
 		_, err := o.nc.Write(b)
-		o.mu.Lock()
-		if cap(b) > keptOutput {
-			b = nil
+		if cap(b) == outputRoom {
+			outputs.Put(&b)
 		}
-		o.spare = b
+		o.mu.Lock()
 		o.writes++
 		o.failed = o.failed || err != nil
 		o.wake()
@@ -157,6 +182,7 @@ func (o *output) room(s *Stream) int {
 
 // appendData appends the head of a frame with n bytes of a message. The caller holds o.mu.
 func (o *output) appendData(id uint32, n int) {
+	o.allocate()
 	o.pending = append(o.pending, byte(n>>16), byte(n>>8), byte(n), byte(http2.FrameData), 0)
 	o.pending = binary.BigEndian.AppendUint32(o.pending, id)
 }

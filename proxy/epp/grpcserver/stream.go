@@ -144,7 +144,7 @@ func (s *Stream) Send(more bool, parts Parts) error {
 		o.header(s.id, headBlock, false)
 	}
 	err := o.message(s, parts[:])
-	more = more && len(o.pending) < keptOutput
+	more = more && len(o.pending) < maxPending/2
 	o.mu.Unlock()
 	if !more {
 		o.flush()
