@@ -185,7 +185,7 @@ func TestMessages(t *testing.T) {
 		got  message
 		want *extproc.ProcessingResponse
 	}{
-		"lines": {answerTo(fieldRequestHeaders, message(nil).with(2, lines).number(5, 1).within(1)).with(8, (&stream{space: "own"}).decided(forwarded, "127.0.0.1:1")), &extproc.ProcessingResponse{
+		"lines": {decisionOn(fieldRequestHeaders, lines, nil, (&stream{space: "own"}).decided(forwarded, "127.0.0.1:1")), &extproc.ProcessingResponse{
 			DynamicMetadata: structOf(map[string]any{
 				"envoy.lb": map[string]any{"x-gateway-destination-endpoint": "127.0.0.1:1"},
 				"own":      map[string]any{"model": "m", "engine": "d0", "tenant": "a?"},
@@ -193,6 +193,14 @@ func TestMessages(t *testing.T) {
 			Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{Response: &extproc.CommonResponse{
 				ClearRouteCache: true,
 				HeaderMutation:  &extproc.HeaderMutation{SetHeaders: []*core.HeaderValueOption{set("a", long, overwrite), set("c", "", overwrite)}, RemoveHeaders: []string{"b"}},
+			}}},
+		}},
+		"lines and body": {decisionOn(fieldRequestBody, lines, message(nil).with(3, message(long).within(1)), nil), &extproc.ProcessingResponse{
+			DynamicMetadata: &structpb.Struct{},
+			Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: &extproc.CommonResponse{
+				ClearRouteCache: true,
+				HeaderMutation:  &extproc.HeaderMutation{SetHeaders: []*core.HeaderValueOption{set("a", long, overwrite), set("c", "", overwrite)}, RemoveHeaders: []string{"b"}},
+				BodyMutation:    &extproc.BodyMutation{Mutation: &extproc.BodyMutation_Body{Body: []byte(long)}},
 			}}},
 		}},
 		"trailers": {answerTo(fieldResponseTrailers, nil), &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseTrailers{ResponseTrailers: &extproc.TrailersResponse{}}}},
@@ -311,7 +319,7 @@ func answerOf(m *incoming) outgoing {
 	case fieldRequestHeaders:
 		const overwrite = core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
 		lines := message(nil).set("x-gateway-destination-endpoint", "10.0.0.1:8000", overwrite).set("content-length", "2048", overwrite)
-		return outgoing{head: answerTo(m.of, message(nil).with(2, lines).number(5, 1).within(1)).with(8, new(stream).decided(nil, "10.0.0.1:8000"))}
+		return outgoing{head: decisionOn(m.of, lines, nil, new(stream).decided(nil, "10.0.0.1:8000"))}
 	case fieldResponseHeaders:
 		return outgoing{head: carryOn(m.of)}
 	}

@@ -105,8 +105,6 @@ func newConn(s *Server, nc net.Conn, place *connlimit.Place) *conn {
 		c.nc = tls.Server(nc, s.options.TLS)
 	}
 	c.ctx, c.cancel = context.WithCancelCause(s.running)
-	c.in = bufio.NewReaderSize((*source)(c), inputBuffer)
-	c.bounded.in = c.in
 	c.framer = http2.NewFramer(&c.out, &c.bounded)
 	c.framer.SetReuseFrames()
 	c.framer.SetMaxReadFrameSize(maxFrame)
@@ -203,6 +201,8 @@ func (c *conn) handshake() error {
 			return errProtocol
 		}
 	}
+	c.in = bufio.NewReaderSize((*source)(c), inputBuffer)
+	c.bounded.in = c.in
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(c.in, preface); err != nil {
 		return err
