@@ -162,6 +162,35 @@ func TestFirstMessageIsLimited(t *testing.T) {
 	})
 }
 
+// TestWatchEnds: a client that watches the health sees the end, and delays no drain.
+func TestWatchEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t)
+		l := proxytest.NewPipeListener()
+		picker := New(s.options)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := make(chan error, 1)
+		go func() { done <- picker.Serve(ctx, l, func() time.Duration { return time.Hour }) }()
+		watch, err := grpc_health_v1.NewHealthClient((&served{listener: l}).dial(t)).Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: serviceReady})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []grpc_health_v1.HealthCheckResponse_ServingStatus{grpc_health_v1.HealthCheckResponse_SERVING, grpc_health_v1.HealthCheckResponse_NOT_SERVING} {
+			if r, err := watch.Recv(); err != nil || r.GetStatus() != want {
+				t.Errorf("got %v, %v, want %v", r, err, want)
+			}
+			cancel()
+		}
+		if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
+			t.Errorf("the watch ended with %v", err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestUnusedStreamsAreShared: a gateway that opens streams without messages gets at most its
 // share of them, and takes no stream from another gateway.
 func TestUnusedStreamsAreShared(t *testing.T) {

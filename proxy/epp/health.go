@@ -115,7 +115,7 @@ func (h *health) watch(s *grpcserver.Stream) error {
 		return err
 	}
 	last := grpc_health_v1.HealthCheckResponse_UNKNOWN
-	for {
+	for ended := false; ; {
 		now, changed := h.of(service)
 		if now != last {
 			last = now
@@ -123,10 +123,13 @@ func (h *health) watch(s *grpcserver.Stream) error {
 				return err
 			}
 		}
+		if ended {
+			return status.Error(codes.Unavailable, "the picker ends")
+		}
 		select {
 		case <-changed:
 		case <-h.ended:
-			return status.Error(codes.Unavailable, "the picker ends")
+			ended = true
 		case <-s.Context().Done():
 			return status.FromContextError(s.Context().Err()).Err()
 		}

@@ -187,7 +187,8 @@ func (c *conn) headers(f *http2.MetaHeadersFrame) error {
 	}
 	c.mu.Lock()
 	c.last = id
-	full := c.leaving == left || c.live >= c.server.options.MaxStreams
+	most := c.server.options.MaxStreams // handlers may go on after the ends of their streams
+	full := c.leaving == left || len(c.streams) >= most || c.live >= 2*most
 	c.mu.Unlock()
 	if full {
 		return http2.StreamError{StreamID: id, Code: http2.ErrCodeRefusedStream}
