@@ -158,9 +158,14 @@ func (c *conn) resetByClient(id uint32) error {
 	return nil
 }
 
-// reset resets a stream, open or not.
+// reset resets a stream, open or not. A stream whose head is malformed has been opened too.
 func (c *conn) reset(id uint32, code http2.ErrCode) error {
 	s, _ := c.find(id)
+	c.mu.Lock()
+	if id%2 == 1 {
+		c.last = max(c.last, id)
+	}
+	c.mu.Unlock()
 	c.out.control(func(f *http2.Framer) {
 		if s != nil {
 			s.closed = true

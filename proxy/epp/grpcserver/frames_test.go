@@ -193,6 +193,18 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestMalformedHead: the messages of a stream with a malformed head are ignored, and other streams go on.
+func TestMalformedHead(t *testing.T) {
+	c := serve(t, nil).connect(t)
+	c.open(1, methodEcho, false, "X-Y", "z")
+	c.send(1, true, "x")
+	c.open(3, methodEcho, false)
+	c.send(3, false, "y")
+	if got := c.message(3); got != "y" {
+		t.Errorf("got %q", got)
+	}
+}
+
 // TestTooManyStreams: a client that opens more streams than the server accepts.
 func TestTooManyStreams(t *testing.T) {
 	c := serve(t, func(o *Options) { o.MaxStreams = 2 }).connect(t)
