@@ -271,6 +271,8 @@ func (c *conn) tell() {
 		begun := s.begun
 		if !begun && s.open {
 			c.begin(s, nil)
+		} else if begun && s.serving {
+			s.wait(false)
 		}
 		open := s.open
 		c.mu.Unlock()
@@ -287,6 +289,7 @@ func (c *conn) tell() {
 // caller holds c.mu.
 func (c *conn) begin(s *Stream, cause error) {
 	s.begun, s.serving = true, true
+	c.out.busy.Add(1)
 	c.server.open.Add(1)
 	c.place.Begin()
 	s.ctx, s.cancel = context.WithCancelCause(c.ctx)

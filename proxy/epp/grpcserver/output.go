@@ -5,6 +5,7 @@ import (
 	"net"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -32,7 +33,8 @@ const (
 
 // output is the side of a connection that writes. Safe for concurrent use.
 type output struct {
-	nc net.Conn
+	nc   net.Conn
+	busy atomic.Int32 // handlers that run, or are ready to run
 
 	mu      sync.Mutex    // guards the rest
 	framer  *http2.Framer // appends to pending
@@ -98,9 +100,9 @@ func (o *output) flush() {
 		return
 	}
 	o.writing = true
-	if len(o.pending) < smallWrite {
+	if o.busy.Load() > 1 && len(o.pending) < smallWrite {
 		o.mu.Unlock()
-		runtime.Gosched() // handlers that are ready to run may add messages
+		runtime.Gosched() // other handlers may add messages
 		o.mu.Lock()
 	}
 	for len(o.pending) > 0 && !o.failed {

@@ -38,6 +38,7 @@ type Stream struct {
 	half    bool        // the client has ended its side
 	begun   bool        // the handler runs, or has returned
 	serving bool        // the handler runs
+	waits   bool        // the handler waits for a message
 	settled bool        // the stream counts no more
 	ending  bool        // the stream was told to end
 	unused  bool        // the stream counts as unused
@@ -95,9 +96,11 @@ func (s *Stream) Take() (Message, bool) {
 	c := s.conn
 	c.mu.Lock()
 	if s.taken == len(s.queue) {
+		s.wait(true)
 		c.mu.Unlock()
 		return Message{}, false
 	}
+	s.wait(false)
 	m := s.queue[s.taken]
 	s.queue[s.taken] = Message{}
 	if s.taken++; s.taken == len(s.queue) {
@@ -110,6 +113,17 @@ func (s *Stream) Take() (Message, bool) {
 		c.out.control(func(f *http2.Framer) { _ = f.WriteWindowUpdate(s.id, uint32(owed)) })
 	}
 	return m, true
+}
+
+// wait records whether the handler waits for a message. The caller holds conn.mu.
+func (s *Stream) wait(waits bool) {
+	switch {
+	case waits && !s.waits:
+		s.conn.out.busy.Add(-1)
+	case !waits && s.waits:
+		s.conn.out.busy.Add(1)
+	}
+	s.waits = waits
 }
 
 // repay returns the bytes that the client gets for the messages that were taken; 0: none yet. The
@@ -180,6 +194,7 @@ func (s *Stream) serve() {
 	s.End(s.method.Serve(s))
 	s.cancel(nil)
 	c.mu.Lock()
+	s.wait(true)
 	s.serving = false
 	s.queue, s.full = nil, nil
 	c.settle(s)
