@@ -68,7 +68,7 @@ func (m *memory) enforce() {
 		s.outOfMemory()
 	}
 	if closed != nil {
-		closed.nc.Close()
+		go closed.nc.Close() // the end of TLS may wait for a client that does not read
 	}
 }
 
