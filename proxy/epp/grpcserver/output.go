@@ -12,7 +12,6 @@ import (
 )
 
 const (
-	frameHeader = 9 // bytes; RFC 9113, section 4.1
 	// maxFrame is the longest frame that each peer accepts, and the longest one that this server accepts.
 	maxFrame = 16 << 10
 	// maxPending bounds the frames with messages that wait to be written, in bytes. A sender waits
