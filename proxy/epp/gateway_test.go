@@ -466,6 +466,7 @@ func TestGatewayServedByOther(t *testing.T) {
 	if err := x.ended(); err != nil {
 		t.Error(err)
 	}
+	g.settled()
 	if n := g.Metric("pdproxy_fallbacks_total", "gateway", "other_endpoint"); n != 1 {
 		t.Errorf("%v fallbacks are counted", n)
 	}
@@ -525,6 +526,7 @@ func TestGatewayFollowsServed(t *testing.T) {
 			if err := x.ended(); err != nil {
 				t.Error(err)
 			}
+			g.settled()
 		}
 		if left != 3 {
 			t.Errorf("prefill %v: the bad engine was first %d times, want 3", prefill, left)
@@ -547,6 +549,7 @@ func TestGatewayServedByUnknown(t *testing.T) {
 		if err := x.ended(); err != nil {
 			t.Error(err)
 		}
+		g.settled()
 		if n := chosen.Breaker.Failures(); n != before+1 {
 			t.Errorf("%s: %d failures after %d", served, n, before)
 		}
