@@ -21,6 +21,8 @@ import (
 
 const (
 	handshakeTimeout = 10 * time.Second
+	// beginTimeout bounds the rest of the handshake when the server drains.
+	beginTimeout = time.Second
 	// pingAfter is the time without frames after which a client must answer a ping within
 	// pingTimeout. The streams of a client end with its connection.
 	pingAfter   = 20 * time.Second
@@ -226,9 +228,9 @@ func (c *conn) handshake() error {
 	if !ok || f.IsAck() {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
-	c.nc.SetReadDeadline(time.Time{})
 	c.mu.Lock()
 	c.begun = true
+	c.nc.SetReadDeadline(time.Time{}) // drain may have set one
 	c.mu.Unlock()
 	if c.server.draining.Load() {
 		c.drain()

@@ -11,23 +11,23 @@ import (
 // drainPing is the content of the ping after which a client knows that it shall open no more streams.
 var drainPing = [8]byte{'d', 'r', 'a', 'i', 'n'}
 
-// drain tells the client to open no more streams. The connection ends with its last stream.
+// drain tells the client to open no more streams. The connection ends with its last stream. A client
+// that has just connected may already have streams for the connection, so it gets the time to begin.
 func (c *conn) drain() {
 	c.mu.Lock()
-	begun, first := c.begun, c.leaving == stays
-	if begun && first {
-		c.leaving = warned
+	defer c.mu.Unlock()
+	if !c.begun {
+		c.nc.SetReadDeadline(time.Now().Add(beginTimeout))
+		return
 	}
-	c.mu.Unlock()
-	switch {
-	case !begun:
-		c.nc.Close()
-	case first:
-		c.out.control(func(f *http2.Framer) {
-			_ = f.WriteGoAway(maxStream, http2.ErrCodeNo, nil)
-			_ = f.WritePing(false, drainPing)
-		})
+	if c.leaving != stays {
+		return
 	}
+	c.leaving = warned
+	c.out.control(func(f *http2.Framer) {
+		_ = f.WriteGoAway(maxStream, http2.ErrCodeNo, nil)
+		_ = f.WritePing(false, drainPing)
+	})
 }
 
 // maxStream is the largest id of a stream; RFC 9113, section 5.1.1.

@@ -64,22 +64,36 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestDrainWithoutStreams: connections without streams end at once, also those that have not begun.
+// TestDrainWithoutStreams: connections without streams end at once. A client that has just connected may
+// begin and send a stream.
 func TestDrainWithoutStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := serve(t, nil)
-		silent, begun := s.dial(t), s.connect(t)
+		silent, late, begun := s.dial(t), s.dial(t), s.connect(t)
 		synctest.Wait()
 		began := time.Now()
 		s.Drain()
-		silent.ended()
-		if time.Since(began) != 0 {
-			t.Error("a connection without a begin stays")
-		}
 		begun.framer.WritePing(true, drainPing)
 		begun.ended()
 		if time.Since(began) != 0 {
 			t.Error("a connection without streams stays")
+		}
+		time.Sleep(beginTimeout / 2)
+		late.hello()
+		late.open(1, methodOne, false)
+		late.send(1, true, "x")
+		if messages, _ := late.answer(1); len(messages) != 1 {
+			t.Errorf("got %q", messages)
+		}
+		silent.ended()
+		if took := time.Since(began); took != beginTimeout {
+			t.Errorf("a connection without a begin ended after %v", took)
+		}
+		time.Sleep(goAwayTimeout / 2) // longer than the limit of the handshake
+		late.open(3, methodOne, false)
+		late.send(3, true, "y")
+		if messages, _ := late.answer(3); len(messages) != 1 {
+			t.Errorf("got %q", messages)
 		}
 	})
 }
