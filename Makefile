@@ -37,7 +37,7 @@ FIRST         = $(filter-out %/conformance %/conformance/docs $(foreach p,$(SECO
 # all tests with the race detector. The second tier runs these packages without -short.
 REPEATED     := ./plugins ./proxy/state/kvindex
 # CI runs these tests of conformance/epp, without the subtests llm-d: CI does not have llm-d's sidecar.
-GATEWAY_TESTS := ^Test(Texts|ClientLeaves|KilledPicker|Overload|Eviction|FullQueue|PrefillFails|StreamsBreak|Extension|Paths|Metadata|MetadataEvicted|Calls|StoppedPicker)$$/^[^l]
+GATEWAY_TESTS := ^Test(Texts|ClientLeaves|KilledPicker|Overload|Eviction|FullQueue|PrefillFails|StreamsBreak|Extension|Paths|Metadata|MetadataEvicted|Calls|StoppedPicker|HTTP2)$$/^[^l]
 BENCHTIME    ?= 200ms
 SOAK         ?= 10m
 IDS          ?= 100000000

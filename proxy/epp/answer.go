@@ -4,11 +4,11 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	"google.golang.org/grpc/mem"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
@@ -36,8 +36,9 @@ func (st *stream) WriteHeader(status int) {
 	}
 	if st.headPending {
 		st.headPending = false
-		common := message(nil).with(2, headersOf(st.reply.header))    // header_mutation
-		_ = st.send(answerTo(fieldResponseHeaders, common.within(1))) // an error ends the context
+		common := message(nil).with(2, headersOf(st.reply.header)) // header_mutation
+		more := st.arrived()                                       // Next answers the next message at once
+		_ = st.send(more, answerTo(fieldResponseHeaders, common.within(1)))
 	}
 }
 
@@ -65,7 +66,7 @@ func (st *stream) sendReply() error {
 	if st.rpc != nil {
 		reply = st.refusal()
 	}
-	if err := st.send(append(reply, st.cost()...)); err != nil {
+	if err := st.send(true, append(reply, st.cost()...)); err != nil {
 		return errCut
 	}
 	return nil
@@ -75,7 +76,7 @@ func (st *stream) sendReply() error {
 func (st *stream) Head(ctx context.Context) (head attempt.GatewayHead, err error) {
 	m, err := st.next(ctx)
 	for err == nil && m.of == fieldRequestTrailers { // of a buffered request
-		if err = st.send(answerTo(m.of, nil)); err == nil {
+		if err = st.send(false, answerTo(m.of, nil)); err == nil {
 			m, err = st.next(ctx)
 		}
 	}
@@ -109,13 +110,15 @@ func (st *stream) Head(ctx context.Context) (head attempt.GatewayHead, err error
 
 // Next implements attempt.Gateway.
 func (st *stream) Next(ctx context.Context) ([]byte, error) {
-	st.shown.release()
-	st.shown = nil
+	if st.last == nil { // last may have bytes of it
+		st.shown.release()
+		st.shown = nil
+	}
 	if st.answerOver {
 		return nil, io.EOF
 	}
 	m, err := st.next(ctx)
-	if err != nil && ctx.Err() == st.ctx.Err() && st.responseMode == filter.ProcessingMode_NONE && st.server.running.Err() == nil {
+	if err != nil && ctx.Err() == st.ctx.Err() && st.responseMode == filter.ProcessingMode_NONE && context.Cause(st.ctx) == context.Canceled {
 		return nil, io.EOF // the gateway shows no body: its stream ends with the answer
 	}
 	if err != nil {
@@ -123,7 +126,7 @@ func (st *stream) Next(ctx context.Context) ([]byte, error) {
 	}
 	if m.of == fieldResponseTrailers {
 		st.answerOver = true
-		if err := st.keepLast(answerTo(m.of, nil)); err != nil {
+		if err := st.keepLast(outgoing{head: answerTo(m.of, nil)}); err != nil {
 			return nil, err
 		}
 		return st.seen(m), io.EOF
@@ -135,10 +138,10 @@ func (st *stream) Next(ctx context.Context) ([]byte, error) {
 	if st.responseMode == filter.ProcessingMode_FULL_DUPLEX_STREAMED {
 		m.over = m.over || st.endArrived() // one message less
 		st.answerOver = m.over
-		return st.seen(m), st.keepLast(returned(m))
+		return st.seen(m), st.keepLast(returned(m.of, m.body, m.over))
 	}
 	st.answerOver = m.over
-	return st.seen(m), st.keepLast(carryOn(m.of))
+	return st.seen(m), st.keepLast(outgoing{head: carryOn(m.of)})
 }
 
 // seen returns the part of the answer that the exchange sees for a message of the gateway.
@@ -158,5 +161,5 @@ func (st *stream) Stop(e *openai.Error, event []byte) {
 		return
 	}
 	st.answerOver = true
-	_ = st.keepLast(&outgoing{of: fieldResponseBody, over: true, data: mem.Copy(event, mem.DefaultBufferPool())}) // an error ends the context
+	_ = st.keepLast(returned(fieldResponseBody, slices.Clone(event), true)) // an error ends the context
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/epp/grpcserver"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
 
@@ -53,26 +54,11 @@ func serve(t *testing.T) *served {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		for s.unused.count() != 0 { // tap's function for the end of a stream has its own goroutine
-			time.Sleep(time.Millisecond)
-		}
-		s.unused.mu.Lock()
-		defer s.unused.mu.Unlock()
-		if held, ending, counted := s.arrivals.held.Load(), s.arrivals.ending.Load(), s.options.Memory.Used(); held != 0 || ending != 0 || counted != 0 {
-			t.Errorf("%d, %d and %d bytes are still counted", held, ending, counted)
-		}
-		if s.unused.conns != 0 {
-			t.Errorf("%d connections are still counted", s.unused.conns)
+		if counted := s.options.Memory.Used(); counted != 0 {
+			t.Errorf("%d bytes are still counted", counted)
 		}
 	})
 	return s
-}
-
-// count returns the streams that are counted.
-func (u *unused) count() int {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.all
 }
 
 // TestServeAfterTheEnd: a process that is told to end while it starts ends without an error.
@@ -176,15 +162,44 @@ func TestFirstMessageIsLimited(t *testing.T) {
 	})
 }
 
+// TestWatchEnds: a client that watches the health sees the end, and delays no drain.
+func TestWatchEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t)
+		l := proxytest.NewPipeListener()
+		picker := New(s.options)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := make(chan error, 1)
+		go func() { done <- picker.Serve(ctx, l, func() time.Duration { return time.Hour }) }()
+		watch, err := grpc_health_v1.NewHealthClient((&served{listener: l}).dial(t)).Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: serviceReady})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []grpc_health_v1.HealthCheckResponse_ServingStatus{grpc_health_v1.HealthCheckResponse_SERVING, grpc_health_v1.HealthCheckResponse_NOT_SERVING} {
+			if r, err := watch.Recv(); err != nil || r.GetStatus() != want {
+				t.Errorf("got %v, %v, want %v", r, err, want)
+			}
+			cancel()
+		}
+		if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
+			t.Errorf("the watch ended with %v", err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestUnusedStreamsAreShared: a gateway that opens streams without messages gets at most its
 // share of them, and takes no stream from another gateway.
 func TestUnusedStreamsAreShared(t *testing.T) {
 	s := serve(t)
 	close(s.release)
 	flood, honest := s.dial(t), s.dial(t)
-	refused := make(chan error, maxUnused)
+	refused := make(chan error, grpcserver.MaxUnused)
 	var wg sync.WaitGroup
-	for range maxUnused + 50 {
+	for range grpcserver.MaxUnused + 50 {
 		st := open(t, flood)
 		wg.Go(func() { // ends with the stream
 			if _, err := st.Recv(); status.Code(err) == codes.ResourceExhausted {

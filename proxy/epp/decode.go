@@ -51,9 +51,6 @@ func (m *incoming) decode(raw []byte) bool {
 	}) {
 		return false
 	}
-	if m.body != nil {
-		m.offset = cap(raw) - cap(m.body)
-	}
 	return m.of != fieldRequestHeaders && m.of != fieldResponseHeaders || m.decodeMetadata(metadata)
 }
 
@@ -164,49 +161,63 @@ func (m *incoming) decodePart(raw []byte) bool {
 // decodeMetadata reads from core.Metadata, in filter_metadata (1), the two facts of the endpoint
 // picker protocol.
 func (m *incoming) decodeMetadata(raw []byte) bool {
-	return entries(raw, func(space string, values []byte) bool {
-		switch space {
+	return entries(raw, func(space, values []byte) bool {
+		switch string(space) {
 		case extproc.SubsetSpace:
 			m.subset = nil
+			return entries(values, func(key, value []byte) (ok bool) {
+				if string(key) == extproc.SubsetKey {
+					m.subset, ok = valueOf(value)
+					return ok
+				}
+				return true
+			})
 		case extproc.LBSpace:
 			m.served = ""
-		default:
-			return true
-		}
-		return entries(values, func(key string, value []byte) bool {
-			subset, served := space == extproc.SubsetSpace && key == extproc.SubsetKey, space == extproc.LBSpace && key == extproc.ServedKey
-			if !subset && !served {
+			return entries(values, func(key, value []byte) (ok bool) {
+				if string(key) == extproc.ServedKey {
+					m.served, ok = textOf(value)
+					return ok
+				}
 				return true
-			}
-			v := new(structpb.Value)
-			if proto.Unmarshal(value, v) != nil {
-				return false
-			}
-			if subset {
-				m.subset = v
-			} else {
-				m.served = v.GetStringValue()
-			}
-			return true
-		})
+			})
+		}
+		return true
 	})
+}
+
+// valueOf reads a google.protobuf.Value.
+func valueOf(raw []byte) (*structpb.Value, bool) {
+	v := new(structpb.Value)
+	return v, proto.Unmarshal(raw, v) == nil
+}
+
+// textOf reads the text of a google.protobuf.Value; "" if the value is no text.
+func textOf(raw []byte) (string, bool) {
+	const fieldText = 3 // string_value
+	if number, kind, n := protowire.ConsumeTag(raw); n > 0 && number == fieldText && kind == protowire.BytesType {
+		if text, size := protowire.ConsumeBytes(raw[n:]); size == len(raw)-n && utf8.Valid(text) { // the usual form
+			return string(text), true
+		}
+	}
+	v, ok := valueOf(raw)
+	return v.GetStringValue(), ok
 }
 
 // entries calls each for the entries of the map with the number 1, from texts to messages: a
 // message with key (1) and value (2) each. It reports false if the map is malformed or each
 // reports false.
-func entries(raw []byte, each func(key string, value []byte) bool) bool {
+func entries(raw []byte, each func(key, value []byte) bool) bool {
 	return fields.Each(raw, func(number protowire.Number, entry []byte, _ uint64) bool {
 		if number != 1 || entry == nil {
 			return true
 		}
-		var key string
-		var value []byte
+		var key, value []byte
 		return fields.Each(entry, func(number protowire.Number, field []byte, _ uint64) bool {
 			switch {
 			case field == nil:
 			case number == 1:
-				key = string(field)
+				key = field
 			case number == 2:
 				value = merged(value, field)
 			}

@@ -15,6 +15,9 @@ import (
 // google/protobuf/struct.proto.
 type message []byte
 
+// usual is the room for a short piece of a message, on the stack.
+const usual = 128
+
 // with returns m with a further field that has a length.
 func (m message) with(number protowire.Number, value []byte) message {
 	return protowire.AppendBytes(protowire.AppendTag(m, number, protowire.BytesType), value)
@@ -88,7 +91,8 @@ func (m message) fact(name, value string) message {
 	if value == "" {
 		return m
 	}
-	return m.with(1, message(nil).text(1, name).with(2, message(nil).text(3, strings.ToValidUTF8(value, "?")))) // Value.string_value
+	content := make(message, 0, usual).text(3, strings.ToValidUTF8(value, "?")) // Value.string_value
+	return m.with(1, make(message, 0, usual).text(1, name).with(2, content))
 }
 
 // count returns a Struct with a further number; a negative one is left out.
@@ -96,11 +100,13 @@ func (m message) count(name string, n int64) message {
 	if n < 0 {
 		return m
 	}
-	value := protowire.AppendFixed64(protowire.AppendTag(nil, 2, protowire.Fixed64Type), math.Float64bits(float64(n))) // Value.number_value
-	return m.with(1, message(nil).text(1, name).with(2, value))
+	value := protowire.AppendFixed64(protowire.AppendTag(make(message, 0, usual), 2, protowire.Fixed64Type), math.Float64bits(float64(n))) // Value.number_value
+	return m.with(1, make(message, 0, usual).text(1, name).with(2, value))
 }
 
 // space returns dynamic metadata, which is a Struct of namespaces, with a further namespace.
 func (m message) space(name string, facts message) message {
-	return m.with(1, message(nil).text(1, name).with(2, facts.within(5))) // Value.struct_value
+	size := protowire.SizeTag(5) + protowire.SizeBytes(len(facts)) // Value.struct_value
+	m = appendHead(m, 1, protowire.SizeTag(1)+protowire.SizeBytes(len(name))+protowire.SizeTag(2)+protowire.SizeBytes(size))
+	return appendHead(m.text(1, name), 2, size).with(5, facts)
 }

@@ -13,7 +13,6 @@ package epp
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"log/slog"
 	"math"
 	"net"
@@ -21,19 +20,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	service "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/health"
-	"google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
-
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
-	"github.com/pdproxy/pdproxy/proxy/connlimit"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/epp/grpcserver"
 	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
@@ -64,82 +55,41 @@ type Options struct {
 	Log          *slog.Logger
 }
 
-// Limits of connections and messages.
 const (
-	handshakeTimeout = 10 * time.Second
-	// pingAfter is the time without traffic after which a gateway must answer a ping within
-	// pingTimeout. The leases of its requests end with its connection.
-	pingAfter   = 20 * time.Second
-	pingTimeout = 10 * time.Second
-	// leastPing is the shortest time between the pings of a gateway.
-	leastPing = time.Second
 	// headRoom is the room for metadata in a message with header lines or with a body, in bytes.
 	headRoom = 1 << 20
-	// maxMetadata bounds the header lines of one gRPC stream, in bytes. The header of the
-	// client's request is in a message.
-	maxMetadata = 16 << 10
-	// window is the flow control window of one stream, and connWindow that of one
-	// connection, in bytes.
-	window     = 1 << 20
-	connWindow = 16 << 20
-	// connBuffer is the size of the buffers of one connection, in bytes: a part of a body is read
-	// and written at once.
-	connBuffer = 128 << 10
-	// streamWorkers is the number of goroutines that wait for the next stream, so that a short
-	// request needs no new stack. Further streams get goroutines of their own.
-	streamWorkers = 32
 	// healthCheck is the time between two updates of the health service.
 	healthCheck = 100 * time.Millisecond
 )
 
-// The services of the health protocol, as the endpoint picker protocol names them.
+// methodProcess is the path of the method that gateways call; envoy/service/ext_proc/v3/external_processor.proto.
 const (
-	serviceLive  = "liveness"
-	serviceReady = "readiness"
+	serviceProcessor = "envoy.service.ext_proc.v3.ExternalProcessor"
+	methodProcess    = "/" + serviceProcessor + "/Process"
 )
 
 // Server is the endpoint picker. Safe for concurrent use.
 type Server struct {
-	service.UnimplementedExternalProcessorServer
 	options      Options
-	grpc         *grpc.Server
-	health       *health.Server
+	grpc         *grpcserver.Server
+	health       health
 	destinations destinations
-	unused       unused
-	arrivals     arrivals
 	misused      lograte.Limiter[string] // decides which misuses are logged, by their text
-	running      context.Context         // ends when the streams must end
-	cut          context.CancelCauseFunc
-	retired      atomic.Bool  // a successor serves the address
-	requested    atomic.Int64 // when the last stream for a request began, in Unix ns
+	retired      atomic.Bool             // a successor serves the address
+	requested    atomic.Int64            // when the last stream for a request began, in Unix ns
 }
 
 // New returns a server. It starts nothing.
 func New(o Options) *Server {
-	s := &Server{options: o, health: health.NewServer(), destinations: destinations{registry: o.Registry, log: o.Log}, misused: lograte.Limiter[string]{Every: time.Minute}}
-	s.arrivals.memory, s.arrivals.least = o.Memory, 2*int64(o.MaxBody+headRoom)
-	s.running, s.cut = context.WithCancelCause(context.Background())
-	decompressor := grpc.RPCDecompressor(uncompressed{}) //lint:ignore SA1019 only this option refuses a compressed message before it grows
-	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(o.MaxBody + headRoom), grpc.MaxHeaderListSize(maxMetadata),
-		grpc.MaxConcurrentStreams(uint32(min(o.MaxExchanges, math.MaxInt32-maxUnused) + maxUnused)), grpc.InTapHandle(s.tap),
-		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(connWindow),
-		grpc.ReadBufferSize(0), decompressor, grpc.WriteBufferSize(connBuffer), grpc.NumStreamWorkers(streamWorkers),
-		grpc.ConnectionTimeout(handshakeTimeout), grpc.ForceServerCodecV2(newCodec()),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: leastPing, PermitWithoutStream: true}),
-	}
-	handshake := insecure.NewCredentials()
-	if o.TLS != nil {
-		handshake = credentials.NewTLS(o.TLS)
-	}
-	options = append(options, grpc.Creds(transport{handshake}))
-	s.grpc = grpc.NewServer(options...)
-	service.RegisterExternalProcessorServer(s.grpc, s)
-	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
-	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
-	s.health.SetServingStatus(serviceLive, grpc_health_v1.HealthCheckResponse_SERVING)
-	s.setReady(o.Ready())
+	s := &Server{options: o, destinations: destinations{registry: o.Registry, log: o.Log}, misused: lograte.Limiter[string]{Every: time.Minute}}
+	methods := map[string]grpcserver.Method{methodProcess: {Serve: s.process, Request: true}}
+	s.health.add(methods)
+	s.grpc = grpcserver.New(grpcserver.Options{
+		Methods: methods, MaxMessage: o.MaxBody + headRoom, MaxStreams: min(o.MaxExchanges, math.MaxInt32-grpcserver.MaxUnused) + grpcserver.MaxUnused,
+		FirstMessage: o.HeadTimeout, Memory: o.Memory, TLS: o.TLS, Log: o.Log,
+	})
+	s.health.ended = s.grpc.Draining()
+	s.health.set(o.Ready())
 	return s
 }
 
@@ -147,28 +97,29 @@ func New(o Options) *Server {
 // limit() long. It then ends the rest: gateways continue with these requests by themselves.
 // Serve closes l and returns when no stream is open. Call it once.
 func (s *Server) Serve(ctx context.Context, l net.Listener, limit func() time.Duration) error {
-	s.setReady(s.options.Ready()) // before the first gateway checks the health
+	s.health.set(s.options.Ready()) // before the first gateway checks the health
 	checked := make(chan struct{})
 	checking, stop := context.WithCancel(ctx)
 	go func() { // ends with ctx or with Serve
 		defer close(checked)
 		s.checkHealth(checking)
 	}()
+	var over *time.Timer
 	drained := make(chan struct{})
 	draining := context.AfterFunc(ctx, func() {
 		defer close(drained)
-		s.drain(limit())
+		s.unready()
+		over = time.AfterFunc(limit(), s.Cut)
+		s.grpc.Drain()
 	})
-	err := s.grpc.Serve(listener{l, connlimit.New(), &s.arrivals})
+	err := s.grpc.Serve(l)
 	if !draining() {
 		<-drained
+		over.Stop()
 	}
 	stop()
 	<-checked
 	s.Cut()
-	if errors.Is(err, grpc.ErrServerStopped) { // ctx ended before the service had begun
-		return nil
-	}
 	return err
 }
 
@@ -180,7 +131,7 @@ func (s *Server) Linger(ctx context.Context, quiet, limit time.Duration) {
 	begin := time.Now()
 	tick := time.NewTicker(healthCheck)
 	defer tick.Stop()
-	for s.arrivals.connected() && time.Since(begin) < limit {
+	for s.grpc.Connected() && time.Since(begin) < limit {
 		if last := time.Unix(0, s.requested.Load()); time.Since(begin) >= quiet && time.Since(last) >= quiet {
 			return
 		}
@@ -198,15 +149,7 @@ func (s *Server) Linger(ctx context.Context, quiet, limit time.Duration) {
 func (s *Server) Retire() { s.retired.Store(true) }
 
 // Cut ends all open streams. Gateways continue with these requests by themselves.
-func (s *Server) Cut() { s.cut(downstream.ErrDraining) }
-
-// drain ends the service. It returns when no stream is open.
-func (s *Server) drain(limit time.Duration) {
-	s.unready()
-	over := time.AfterFunc(limit, s.Cut)
-	defer over.Stop()
-	s.grpc.GracefulStop()
-}
+func (s *Server) Cut() { s.grpc.Cut(downstream.ErrDraining) }
 
 // checkHealth keeps the health service up to date until ctx ends.
 func (s *Server) checkHealth(ctx context.Context) {
@@ -218,7 +161,7 @@ func (s *Server) checkHealth(ctx context.Context) {
 			s.unready()
 			return
 		case <-tick.C:
-			s.setReady(s.options.Ready())
+			s.health.set(s.options.Ready())
 		}
 	}
 }
@@ -226,15 +169,6 @@ func (s *Server) checkHealth(ctx context.Context) {
 // unready reports to gateways that the address takes no more requests.
 func (s *Server) unready() {
 	if !s.retired.Load() {
-		s.setReady(false)
+		s.health.set(false)
 	}
-}
-
-func (s *Server) setReady(ready bool) {
-	status := grpc_health_v1.HealthCheckResponse_NOT_SERVING
-	if ready {
-		status = grpc_health_v1.HealthCheckResponse_SERVING
-	}
-	s.health.SetServingStatus(serviceReady, status)
-	s.health.SetServingStatus(service.ExternalProcessor_ServiceDesc.ServiceName, status)
 }

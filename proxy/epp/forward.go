@@ -8,7 +8,7 @@ import (
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/pdproxy/pdproxy/proxy/attempt"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -33,31 +33,38 @@ func (st *stream) Forward(f *attempt.Forwarding) error {
 	}
 	endpoints := endpointsOf(f)
 	st.chosen, _, _ = strings.Cut(endpoints, ",")
-	of, common := fieldRequestHeaders, message(nil).with(2, st.mutation(f, endpoints)) // header_mutation
+	of, body := fieldRequestHeaders, message(nil)
 	if st.bodied && st.requestMode != filter.ProcessingMode_FULL_DUPLEX_STREAMED {
-		of, common = fieldRequestBody, common.with(3, message(f.Body).within(1)) // body_mutation
+		of, body = fieldRequestBody, message(nil).with(3, message(f.Body).within(1)) // body_mutation
 	}
-	common = common.number(5, 1)                                                 // clear_route_cache
-	decision := answerTo(of, common.within(1)).with(8, st.decided(f, endpoints)) // dynamic_metadata
-	if err := st.send(decision); err != nil || of == fieldRequestBody || !st.bodied {
+	decision := decisionOn(of, st.mutation(f, endpoints), body, st.decided(f, endpoints))
+	alone := of == fieldRequestBody || !st.bodied
+	if err := st.send(!alone, decision); err != nil || alone {
 		return err
 	}
 	for rest, over := f.Body, false; !over; {
 		part := rest[:min(extproc.MaxPart, len(rest))]
 		rest = rest[len(part):]
 		over = len(rest) == 0
-		m := &outgoing{of: fieldRequestBody, over: over && !st.trailers}
-		if len(part) > 0 {
-			m.data = mem.Copy(part, mem.DefaultBufferPool()) // grpc-go sends it later
-		}
-		if err := st.send(m); err != nil {
+		if err := st.sendPart(!over || st.trailers, returned(fieldRequestBody, part, over && !st.trailers)); err != nil {
 			return err
 		}
 	}
 	if st.trailers {
-		return st.send(answerTo(fieldRequestTrailers, nil))
+		return st.send(false, answerTo(fieldRequestTrailers, nil))
 	}
 	return nil
+}
+
+// decisionOn is the answer to the message of that field that changes the header and the body: a
+// CommonResponse (1) with header_mutation (2), body and clear_route_cache (5), and dynamic_metadata (8).
+func decisionOn(of protowire.Number, lines, body, metadata message) message {
+	const room = 32 // tags and lengths
+	common := protowire.SizeTag(2) + protowire.SizeBytes(len(lines)) + len(body) + protowire.SizeTag(5) + protowire.SizeVarint(1)
+	m := make(message, 0, len(lines)+len(body)+len(metadata)+room)
+	m = appendHead(m, of-1, protowire.SizeTag(1)+protowire.SizeBytes(common))
+	m = appendHead(m, 1, common).with(2, lines)
+	return append(m, body...).number(5, 1).with(8, metadata)
 }
 
 // endpointsOf returns the endpoints for the gateway, best first, with commas.

@@ -24,6 +24,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/circuit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/proxytest/world"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
@@ -99,6 +100,29 @@ func newGateway(t *testing.T, o world.Setup) *gateway {
 		conn.Close()
 	})
 	return &gateway{World: w, conn: conn}
+}
+
+// settled waits until no request runs: the picker ends the stream of an answer before it records the
+// request.
+func (g *gateway) settled() {
+	g.T.Helper()
+	for g.Running() != 0 {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Outcome asserts the outcome of the only request, which has ended or is about to end.
+func (g *gateway) Outcome(want telemetry.Outcome) {
+	g.T.Helper()
+	g.settled()
+	g.World.Outcome(want)
+}
+
+// Explained returns the explanation of the only request, which has ended or is about to end.
+func (g *gateway) Explained() journal.Explanation {
+	g.T.Helper()
+	g.settled()
+	return g.World.Explained()
 }
 
 // exchanged is one request as the gateway sees it.
@@ -442,6 +466,7 @@ func TestGatewayServedByOther(t *testing.T) {
 	if err := x.ended(); err != nil {
 		t.Error(err)
 	}
+	g.settled()
 	if n := g.Metric("pdproxy_fallbacks_total", "gateway", "other_endpoint"); n != 1 {
 		t.Errorf("%v fallbacks are counted", n)
 	}
@@ -501,6 +526,7 @@ func TestGatewayFollowsServed(t *testing.T) {
 			if err := x.ended(); err != nil {
 				t.Error(err)
 			}
+			g.settled()
 		}
 		if left != 3 {
 			t.Errorf("prefill %v: the bad engine was first %d times, want 3", prefill, left)
@@ -523,6 +549,7 @@ func TestGatewayServedByUnknown(t *testing.T) {
 		if err := x.ended(); err != nil {
 			t.Error(err)
 		}
+		g.settled()
 		if n := chosen.Breaker.Failures(); n != before+1 {
 			t.Errorf("%s: %d failures after %d", served, n, before)
 		}
@@ -552,6 +579,7 @@ func TestGatewayOverload(t *testing.T) {
 				t.Error(err)
 			}
 		}
+		g.settled()
 		if n := g.at("10.0.0.1:80").Breaker.Failures(); n != tt.failures {
 			t.Errorf("%d %s: %d failures, want %d", tt.status, tt.body, n, tt.failures)
 		}

@@ -2,13 +2,9 @@ package epp
 
 import (
 	"context"
-	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/pdproxy/pdproxy/proxy/buffer"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 // TestLinger: a picker that ends serves until no gateway is connected, or none has sent a request for
@@ -31,15 +27,14 @@ func TestLinger(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := New(Options{Registry: engine.New(engine.Options{}), Ready: func() bool { return true }, Log: slog.New(slog.DiscardHandler), Memory: new(buffer.Budget)})
-				defer s.grpc.Stop()
+				s := serve(t)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				c := new(conn)
-				c.arrivals = &s.arrivals
-				s.arrivals.enter(c)
+				c := s.dial(t)
+				c.Connect()
+				synctest.Wait()
 				if tt.leaves > 0 {
-					time.AfterFunc(tt.leaves, func() { s.arrivals.leave(c) })
+					time.AfterFunc(tt.leaves, func() { c.Close() })
 				}
 				if tt.taken > 0 {
 					time.AfterFunc(tt.taken, cancel)
@@ -54,7 +49,7 @@ func TestLinger(t *testing.T) {
 					}
 				}()
 				time.Sleep(time.Nanosecond)
-				synctest.Wait()
+				synctest.Wait() // the connection has ended if it ends at once
 				s.Linger(ctx, quiet, limit)
 				if took := time.Since(begin).Truncate(healthCheck); took != tt.want {
 					t.Errorf("took %s, want %s", took, tt.want)

@@ -22,9 +22,9 @@ const (
 // decided returns the dynamic metadata of a decision: the endpoints, and the facts that are known
 // before the answer.
 func (st *stream) decided(f *attempt.Forwarding, endpoints string) message {
-	lb := message(nil).fact(extproc.HeaderDestination, endpoints)
+	lb := make(message, 0, usual).fact(extproc.HeaderDestination, endpoints)
 	if st.space == "" {
-		return message(nil).space(extproc.LBSpace, lb)
+		return make(message, 0, usual).space(extproc.LBSpace, lb)
 	}
 	var facts message
 	if st.space == extproc.LBSpace {
@@ -62,15 +62,11 @@ func (st *stream) endAnswer() error {
 		}
 	}
 	last := st.last
-	st.last = nil
-	switch m := last.(type) {
-	case message:
-		return st.send(append(m, st.cost()...))
-	case *outgoing:
-		m.tail = st.cost()
-		return st.send(m)
+	if last == nil {
+		return nil // the gateway does not show the end
 	}
-	return nil // the gateway does not show the end
+	last.tail = st.cost()
+	return st.sendPart(true, *last)
 }
 
 // cost returns the field dynamic_metadata (8) of a ProcessingResponse with the facts of Used, nothing
@@ -88,11 +84,16 @@ func (st *stream) tells() bool {
 }
 
 // keepLast sends the answer to a message of the engine's answer. The last one waits for endAnswer if
-// it must have metadata.
-func (st *stream) keepLast(m any) error {
-	if st.answerOver && st.tells() {
-		st.last = m
+// it must have metadata. Otherwise the stream ends with it, although the request may not have ended.
+func (st *stream) keepLast(o outgoing) error {
+	if !st.answerOver {
+		return st.sendPart(false, o)
+	}
+	if st.tells() {
+		st.last = &o
 		return nil
 	}
-	return st.send(m)
+	err := st.sendPart(true, o)
+	st.grpc.End(nil)
+	return err
 }

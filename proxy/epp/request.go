@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/pdproxy/pdproxy/proxy/epp/grpcserver"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/sidecar/extproc"
 )
@@ -76,9 +76,7 @@ func (st *stream) request(first *incoming) (*http.Request, *openai.Error) {
 	if n, err := strconv.ParseInt(r.Header.Get("Content-Length"), 10, 64); err == nil && n >= 0 {
 		r.ContentLength = n
 	}
-	if p, ok := peer.FromContext(st.grpc.Context()); ok {
-		r.RemoteAddr = p.Addr.String()
-	}
+	r.RemoteAddr = st.grpc.RemoteAddr()
 	st.bodied = !first.over
 	if r.Body = (&body{st: st}); first.over {
 		r.Body, r.ContentLength, st.bodyOver = http.NoBody, 0, true
@@ -175,17 +173,17 @@ func (st *stream) askForBody() error {
 	if st.requestMode == filter.ProcessingMode_FULL_DUPLEX_STREAMED {
 		return nil
 	}
-	return st.send(carryOn(fieldRequestHeaders))
+	return st.send(false, carryOn(fieldRequestHeaders))
 }
 
-// send sends a message or a part of a body to the gateway. The error is the cause of the context's
-// end.
-func (st *stream) send(m any) error {
-	if long, ok := m.(message); ok && len(long) > writeQuota && st.arriving != nil {
-		m = st.arriving.lend(long, nil)
-	}
-	if err := st.grpc.SendMsg(m); err != nil {
-		st.cancel(context.Canceled)
+// send sends a message to the gateway. more: another message follows at once, or the end of the
+// stream, or a wait for a message. The error is the cause of the context's end.
+func (st *stream) send(more bool, m message) error { return st.sendPart(more, outgoing{head: m}) }
+
+// sendPart is send for a message in pieces.
+func (st *stream) sendPart(more bool, o outgoing) error {
+	if err := st.grpc.Send(more, grpcserver.Parts{o.head, o.data, o.tail}); err != nil {
+		st.grpc.Cancel(context.Canceled)
 		return context.Cause(st.ctx)
 	}
 	return nil

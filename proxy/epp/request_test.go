@@ -1,7 +1,6 @@
 package epp
 
 import (
-	"context"
 	"io"
 	"log/slog"
 	"net/http"
@@ -11,20 +10,12 @@ import (
 
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/epp/grpcserver"
 )
-
-// silent is a gRPC stream without messages.
-type silent struct {
-	extproc.ExternalProcessor_ProcessServer
-	ctx context.Context
-}
-
-func (s silent) Context() context.Context { return s.ctx }
 
 // FuzzFirstMessage: the first message of a gateway, whatever it has, gives a request or a
 // refusal. The request has no header line of the picker's own, and its choice is limited if the
@@ -48,14 +39,12 @@ func FuzzFirstMessage(f *testing.F) {
 		f.Add(raw)
 	}
 	server := New(Options{Registry: engine.New(engine.Options{}), Prefix: func(path string) string { return path[:max(0, strings.LastIndexByte(path, '/'))] }, Ready: func() bool { return true }, Metadata: func() string { return "" }, Log: slog.New(slog.DiscardHandler)})
-	f.Cleanup(server.grpc.Stop)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		m := new(incoming)
-		if newCodec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}, m) != nil {
+		if !m.accept(grpcserver.Message{Data: raw}) {
 			return
 		}
-		st := &stream{server: server, ctx: t.Context(), late: make(chan struct{})}
-		st.grpc = silent{ctx: t.Context()}
+		st := &stream{server: server, ctx: t.Context(), grpc: new(recorder)}
 		if st.open(m) != nil {
 			return
 		}
@@ -83,19 +72,31 @@ func FuzzFirstMessage(f *testing.F) {
 // TestBodyIsFreed: at the end of the request's body no part of it is in memory, while the stream
 // goes on for as long as the answer.
 func TestBodyIsFreed(t *testing.T) {
-	st := &stream{ctx: t.Context(), messages: make(chan *incoming, ahead), late: make(chan struct{}), requestMode: filter.ProcessingMode_FULL_DUPLEX_STREAMED}
-	var parts []*incoming
+	r := new(recorder)
 	for n, text := range []string{"ab", "c", "de"} {
-		m := &incoming{of: fieldRequestBody, body: []byte(text), over: n == 2, held: mem.SliceBuffer(text)}
-		parts = append(parts, m)
-		st.messages <- m
+		r.messages = append(r.messages, &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{Body: []byte(text), EndOfStream: n == 2}}})
 	}
-	r := &http.Request{Body: &body{st: st}}
-	if text, err := io.ReadAll(r.Body); err != nil || string(text) != "abcde" {
-		t.Fatalf("read %q, %v", text, err)
+	b := &body{st: &stream{server: &Server{}, ctx: t.Context(), grpc: r, requestMode: filter.ProcessingMode_FULL_DUPLEX_STREAMED}}
+	var parts []*incoming
+	var text []byte
+	for {
+		p := make([]byte, 1)
+		n, err := b.Read(p)
+		if text = append(text, p[:n]...); b.from != nil {
+			parts = append(parts, b.from)
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if string(text) != "abcde" || len(parts) != 5 {
+		t.Errorf("read %q", text)
 	}
 	for n, m := range parts {
-		if m.held != nil || m.body != nil {
+		if m.body != nil {
 			t.Errorf("part %d is in memory", n)
 		}
 	}
@@ -103,7 +104,8 @@ func TestBodyIsFreed(t *testing.T) {
 
 // TestReadDeadline: a deadline ends a running read and later ones, until another one is set.
 func TestReadDeadline(t *testing.T) {
-	st := &stream{ctx: t.Context(), messages: make(chan *incoming), late: make(chan struct{})}
+	grpc := &recorder{arrives: make(chan struct{}, 1)}
+	st := &stream{server: &Server{}, ctx: t.Context(), grpc: grpc}
 	ended := make(chan error)
 	read := func() { _, err := st.nextOfBody(); ended <- err }
 	set := func(by time.Time) {
@@ -124,8 +126,8 @@ func TestReadDeadline(t *testing.T) {
 		}
 	}
 	set(time.Time{})
+	grpc.messages = []*extproc.ProcessingRequest{{}}
 	go read()
-	st.messages <- new(incoming)
 	if err := <-ended; err != nil {
 		t.Errorf("without a deadline: %v", err)
 	}

@@ -11,27 +11,30 @@ import (
 	"time"
 
 	filter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	service "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/epp/grpcserver"
 )
 
-// ahead is the number of messages that are received before they are needed: a header and a body
-// in two parts, which usually arrive together.
-const ahead = 3
+// call is the gRPC stream of a gateway, a grpcserver.Stream.
+type call interface {
+	Take() (grpcserver.Message, bool)
+	Arrived() <-chan struct{}
+	Send(more bool, parts grpcserver.Parts) error
+	Flush()
+	End(err error)
+	Cancel(cause error)
+	RemoteAddr() string
+}
 
 // stream is one ext_proc stream: one request of a client of the gateway, and its answer. The
-// goroutine of the gRPC handler owns it. Another goroutine receives the messages, so that the
-// end of the stream ends the request at any time.
+// goroutine of the gRPC handler owns it.
 type stream struct {
-	server   *Server
-	grpc     service.ExternalProcessor_ProcessServer
-	ctx      context.Context // of the request; ends with the gateway's side of the stream
-	cancel   context.CancelCauseFunc
-	messages chan *incoming
-	arriving *arriving // counts the messages; nil: they have no limit
+	server *Server
+	grpc   call
+	ctx    context.Context // of the request; ends with the gateway's side of the stream
 
 	requestMode, responseMode filter.ProcessingMode_BodySendMode
 	client                    clientRequest
@@ -46,57 +49,37 @@ type stream struct {
 	shown                     *incoming // has the last bytes that Next has returned
 	early                     *incoming // has arrived, and the next call of next returns it; nil: none
 	reply                     reply
-	rpc                       *rpc    // nil: the client does not speak gRPC
-	space                     string  // namespace of the facts about the request; "": none
-	used                      message // the facts that are known at the end of the answer, a Struct
-	last                      any     // answer to the last message of the engine's answer, which waits for used; nil: none
+	rpc                       *rpc      // nil: the client does not speak gRPC
+	space                     string    // namespace of the facts about the request; "": none
+	used                      message   // the facts that are known at the end of the answer, a Struct
+	last                      *outgoing // answer to the last message of the engine's answer, which waits for used; nil: none
 
-	phase     atomic.Int32 // a phase constant; the handler's goroutine writes it
-	full      atomic.Bool  // there is no memory for the request's body
-	mu        sync.Mutex
-	deadline  *time.Timer   // ends reads of the request's body; guarded by mu
-	deadlines int           // number of deadlines that were set; guarded by mu
-	late      chan struct{} // closed when the last deadline has passed; guarded by mu
+	reading atomic.Bool // the handler waits for a part of the request's body
+	full    atomic.Bool // there is no memory for the request's body
+	mu      sync.Mutex
+	by      time.Time     // ends reads of the request's body; zero: never; guarded by mu
+	changed chan struct{} // has a value when by has changed during a read; nil: no read waits; guarded by mu
 }
 
-// Phases of a stream. They decide how the stream ends if there is no memory for its messages.
-const (
-	phaseFirst int32 = iota // the first message has not arrived
-	phaseOther
-	phaseBody // the handler waits for a part of the request's body
-)
-
-// Process implements service.ExternalProcessorServer.
-func (s *Server) Process(g service.ExternalProcessor_ProcessServer) error {
-	gateway := connOf(g.Context())
-	if !s.unused.enter(gateway) {
-		return errUnused
-	}
-	st := &stream{server: s, grpc: g, messages: make(chan *incoming, ahead), arriving: arrivingOf(g.Context()), late: make(chan struct{})}
+// process serves a stream of a gateway.
+func (s *Server) process(g *grpcserver.Stream) error {
+	st := &stream{server: s, grpc: g, ctx: g.Context()}
 	st.reply.header = make(http.Header)
-	st.ctx, st.cancel = context.WithCancelCause(g.Context())
-	defer st.cancel(nil)
-	stop := context.AfterFunc(s.running, func() { st.cancel(context.Cause(s.running)) })
-	defer stop()
-	st.arriving.onEnd(st.outOfMemory)
-	go st.receive()                                        // ends with the handler, because Recv then returns an error
-	defer func() { _ = st.SetReadDeadline(time.Time{}) }() // the stream may have ended
+	g.OnFull(st.outOfMemory)
 
-	first, err := st.first()
-	st.phase.Store(phaseOther)
-	s.unused.leave(gateway)
+	first, err := st.next(st.ctx)
 	switch {
-	case err == errMemory:
+	case err == grpcserver.ErrMemory:
 		downstream.Error(st, downstream.ErrMemory)
 		return st.sendReply()
-	case first == nil:
+	case err == errMalformed:
 		return err
+	case err != nil:
+		return nil // the gateway has left
 	case first.size > s.options.MaxHeader+headRoom:
 		http.Error(st, "the header of the request is larger than server.max_header", http.StatusRequestHeaderFieldsTooLarge)
 		return st.sendReply()
 	}
-	gateway.begin()
-	defer gateway.end()
 	s.requested.Store(time.Now().UnixNano())
 	if err := st.open(first); err != nil {
 		if s.misused.Allow(err.Error()) {
@@ -116,152 +99,123 @@ func (s *Server) Process(g service.ExternalProcessor_ProcessServer) error {
 	return st.finish()
 }
 
-// receive receives the messages until the stream ends.
-func (st *stream) receive() {
-	for {
-		m := new(incoming)
-		if err := st.grpc.RecvMsg(m); err != nil {
-			st.cancel(context.Canceled)
-			return
-		}
-		m.stream = st.arriving
-		m.shorten(st.server.options.MaxHeader + headRoom)
-		select {
-		case st.messages <- m:
-			continue
-		default:
-		}
-		select {
-		case st.messages <- m:
-		case <-st.ctx.Done():
-			return
-		}
-	}
-}
-
-// first waits for the first message. It returns nil without an error if the gateway has opened
-// the stream for nothing.
-func (st *stream) first() (*incoming, error) {
-	late := time.AfterFunc(st.server.options.HeadTimeout, func() { st.cancel(errLate) })
-	defer late.Stop()
-	m, err := st.next(st.ctx)
-	if err != errLate && err != errMemory {
-		err = nil
-	}
-	return m, err
-}
-
-// outOfMemory ends the stream because there is no memory for its messages. It returns false if
-// the gateway gets no answer to the request, because it has one or because the request runs.
+// outOfMemory ends the request because there is no memory for its body. It returns false if the
+// gateway gets no answer to the request, because it has one or because the request runs.
 func (st *stream) outOfMemory() bool {
-	switch st.phase.Load() {
-	case phaseFirst:
-		st.cancel(errMemory)
-		return true
-	case phaseBody:
-		st.full.Store(true)
-		st.stopReading()
-		return true
+	if !st.reading.Load() {
+		return false
 	}
-	return false
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.full.Store(true)
+	st.lookAgain()
+	return true
 }
 
-// next is nextMessage, but counts no message without a body. The header of a request stays in
-// memory until the end of the stream.
-func (st *stream) next(ctx context.Context) (*incoming, error) {
-	m, err := st.nextMessage(ctx)
-	m.counted()
-	return m, err
-}
-
-// nextMessage waits for the next message. The error is the cause of the end of ctx, which ends
-// with st.ctx at the latest. The messages that have arrived before it still count.
-func (st *stream) nextMessage(ctx context.Context) (*incoming, error) {
+// take returns the next message that has arrived; nil: none. A malformed message ends the stream.
+func (st *stream) take() *incoming {
 	if m := st.early; m != nil {
 		st.early = nil
-		return m, nil
+		return m
 	}
-	select {
-	case m := <-st.messages:
-		return m, nil
-	default:
+	from, ok := st.grpc.Take()
+	if !ok {
+		return nil
 	}
-	select {
-	case m := <-st.messages:
-		return m, nil
-	case <-ctx.Done():
+	m := new(incoming)
+	if !m.accept(from) {
+		st.grpc.Cancel(errMalformed)
+		return nil
 	}
-	select {
-	case m := <-st.messages: // it has arrived since the first look
-		return m, nil
-	default:
+	m.shorten(st.server.options.MaxHeader + headRoom)
+	m.counted()
+	return m
+}
+
+// next waits for the next message. The error is the cause of the end of ctx, which ends with st.ctx at
+// the latest. The messages that have arrived before it still count. The header of a request stays in
+// memory until the end of the stream.
+func (st *stream) next(ctx context.Context) (*incoming, error) {
+	for {
+		if m := st.take(); m != nil {
+			return m, nil
+		}
+		st.grpc.Flush()
+		select {
+		case <-st.grpc.Arrived():
+			continue
+		case <-ctx.Done():
+		}
+		if m := st.take(); m != nil { // it has arrived since the first look
+			return m, nil
+		}
 		return nil, context.Cause(ctx)
 	}
+}
+
+// arrived reports whether the next message has arrived.
+func (st *stream) arrived() bool {
+	if st.early == nil {
+		st.early = st.take()
+	}
+	return st.early != nil
 }
 
 // endArrived reports whether the message that ends the answer's body, without further bytes, has
 // arrived. It then consumes the message.
 func (st *stream) endArrived() bool {
-	select {
-	case m := <-st.messages:
-		if m.of == fieldResponseBody && m.over && len(m.body) == 0 {
-			m.release()
-			return true
-		}
-		st.early = m
-	default:
+	if !st.arrived() || st.early.of != fieldResponseBody || !st.early.over || len(st.early.body) > 0 {
+		return false
 	}
-	return false
+	st.early.release()
+	st.early = nil
+	return true
 }
 
-// nextOfBody is next with the deadline of the request's body.
+// nextOfBody is next with the deadline of the request's body, also one that passes during the wait.
 func (st *stream) nextOfBody() (*incoming, error) {
+	st.reading.Store(true)
+	defer st.reading.Store(false)
+	for {
+		st.mu.Lock()
+		by := st.by
+		st.mu.Unlock()
+		switch {
+		case st.full.Load():
+			return nil, downstream.ErrMemory
+		case !by.IsZero() && !time.Now().Before(by):
+			return nil, os.ErrDeadlineExceeded
+		}
+		if m := st.take(); m != nil {
+			return m, nil
+		}
+		if err := st.waitForBody(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// waitForBody waits until a message has arrived, or the deadline passes or changes.
+func (st *stream) waitForBody() error {
+	st.grpc.Flush()
 	st.mu.Lock()
-	late := st.late
+	if st.changed == nil {
+		st.changed = make(chan struct{}, 1)
+	}
+	var passed <-chan time.Time
+	if !st.by.IsZero() {
+		passed = time.After(time.Until(st.by))
+	}
+	changed := st.changed
 	st.mu.Unlock()
-	st.phase.Store(phaseBody)
-	defer st.phase.Store(phaseOther)
-	if st.full.Load() {
-		return nil, downstream.ErrMemory
-	}
 	select {
-	case <-late: // first: it may have passed before
-		return nil, st.stopped()
-	default:
-	}
-	select {
-	case m := <-st.messages:
-		m.counted()
-		return m, nil
-	case <-late:
-		return nil, st.stopped()
+	case <-st.grpc.Arrived():
+	case <-passed:
+	case <-changed:
 	case <-st.ctx.Done():
-		return nil, context.Cause(st.ctx)
+		return context.Cause(st.ctx)
 	}
-}
-
-// stopped returns the error of a read of the request's body that has been stopped.
-func (st *stream) stopped() error {
-	if st.full.Load() {
-		return downstream.ErrMemory
-	}
-	return os.ErrDeadlineExceeded
-}
-
-// stopReading ends the running read of the request's body.
-func (st *stream) stopReading() {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if st.deadline != nil {
-		st.deadline.Stop()
-		st.deadline = nil
-	}
-	st.deadlines++
-	select {
-	case <-st.late:
-	default:
-		close(st.late)
-	}
+	return nil
 }
 
 // SetReadDeadline ends reads of the request's body at that time, also the running one; zero:
@@ -269,28 +223,17 @@ func (st *stream) stopReading() {
 func (st *stream) SetReadDeadline(by time.Time) error {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if st.deadline != nil {
-		st.deadline.Stop()
-		st.deadline = nil
-	}
+	st.by = by
+	st.lookAgain()
+	return nil
+}
+
+// lookAgain makes a read of the request's body that waits look at its limits. The caller holds st.mu.
+func (st *stream) lookAgain() {
 	select {
-	case <-st.late:
-		st.late = make(chan struct{})
+	case st.changed <- struct{}{}:
 	default:
 	}
-	st.deadlines++
-	if by.IsZero() {
-		return nil
-	}
-	set := st.deadlines
-	st.deadline = time.AfterFunc(time.Until(by), func() {
-		st.mu.Lock()
-		defer st.mu.Unlock()
-		if st.deadlines == set {
-			close(st.late)
-		}
-	})
-	return nil
 }
 
 // EnableFullDuplex is for http.ResponseController: the body may be read after the answer has
@@ -334,8 +277,8 @@ func (st *stream) handle(r *http.Request) (ok bool) {
 
 // finish ends the stream after the request has been served.
 func (st *stream) finish() error {
-	if context.Cause(st.ctx) == errMemory {
-		return errMemory
+	if context.Cause(st.ctx) == grpcserver.ErrMemory {
+		return grpcserver.ErrMemory
 	}
 	switch {
 	case st.cuts:

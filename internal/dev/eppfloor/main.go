@@ -2,8 +2,8 @@
 // answers the messages of a gateway with one fixed endpoint and does nothing else. Its CPU time
 // is the floor for each picker that speaks ext_proc by these libraries. With the flag -bytes it
 // uses neither go-control-plane nor protobuf, and answers with prepared bytes in the fewest messages
-// that a gateway accepts, so its CPU time is the floor of grpc-go alone. It has the server options
-// and the pace of the garbage collection of pdproxy.
+// that a gateway accepts, so its CPU time is the floor of grpc-go alone. It has the windows and the
+// pace of the garbage collection of pdproxy.
 package main
 
 import (

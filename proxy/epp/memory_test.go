@@ -118,7 +118,7 @@ func (h *hostile) send(id uint32, whole []byte, length int) {
 		first = append(append(head(len(whole)), whole...), first...)
 	}
 	h.framer.WriteData(id, false, first)
-	if length > window {
+	if length > 1<<20 { // the window of a stream
 		select {
 		case <-long:
 		case <-h.over:
@@ -190,15 +190,16 @@ func TestPartialMessagesAreLimited(t *testing.T) {
 			honest := s.dial(t)
 			var one *hostile
 			const streams, length = 24, 16 << 20
-			// The reader of a connection counts a frame before it enforces the limit. So the counter
-			// may exceed twice the limit by one frame of each connection.
-			most := 2*s.arrivals.limit() + (streams+1)*memoryOf(16<<10)
+			// The reader of a connection counts memory before it enforces the limit. So the counter may
+			// exceed twice the limit, which is a quarter of the budget, by one step of each connection.
+			const step = 4 << 20
+			most := s.options.Memory.Limit()/2 + (streams+1)*step
 			for range streams {
 				if one == nil || tt.apart {
 					one = s.attack(t, tt.window)
 				}
 				one.send(one.open(tt.method), tt.whole, length)
-				if held := s.arrivals.held.Load(); held > most {
+				if held := s.options.Memory.Used(); held > most {
 					t.Errorf("%d bytes are held, want at most %d", held, most)
 				}
 				st := open(t, honest)
@@ -212,9 +213,6 @@ func TestPartialMessagesAreLimited(t *testing.T) {
 			}
 			if used := heap() - before; used > most+32<<20 {
 				t.Errorf("%d MiB are in use", used>>20)
-			}
-			if used := s.options.Memory.Used(); used > most {
-				t.Errorf("the budget counts %d bytes", used)
 			}
 		})
 	}
@@ -247,67 +245,6 @@ func TestNoMemoryIsAnswered(t *testing.T) {
 	}
 }
 
-// TestMessageMemory: bytes of small frames count with their objects, and a message that was taken
-// counts no more.
-func TestMessageMemory(t *testing.T) {
-	r := &arrivals{memory: serve(t).options.Memory}
-	c := &conn{arrivals: r, last: 1}
-	r.enter(c)
-	a := arrivingOf(c.enter(t.Context()))
-	for range 1005 {
-		if !c.arrive(1, 1) {
-			t.Fatal("the stream is not open")
-		}
-	}
-	if n := r.held.Load(); n != 1005*(1+frameCost) {
-		t.Errorf("%d bytes are counted", n)
-	}
-	a.taken(495)
-	if n := r.held.Load(); n < 504*(1+frameCost) || n > 506*(1+frameCost) {
-		t.Errorf("%d bytes are counted after the first message", n)
-	}
-	lent := a.lend(make([]byte, 100<<10), nil)
-	a.taken(500)
-	if n := r.held.Load(); n != 100<<10 {
-		t.Errorf("%d bytes are counted after the second message", n)
-	}
-	lent.Free()
-	c.arrive(1, 20_000)
-	if n := r.held.Load(); n != 32<<10+frameCost {
-		t.Errorf("%d bytes are counted for 20000", n)
-	}
-	c.leave(1)
-	a.taken(20_000)
-	if n := r.held.Load(); n != 0 || c.arrive(1, 10) {
-		t.Errorf("%d bytes are counted after the end", n)
-	}
-	r.leave(c)
-}
-
-// TestLeavingConnection: a connection with too many bytes is being closed, and its bytes still
-// count. No other connection and no other stream ends for them.
-func TestLeavingConnection(t *testing.T) {
-	r := &arrivals{memory: serve(t).options.Memory}
-	r.memory.SetLimit(1 << 20)
-	hostile, honest := &conn{arrivals: r, last: 1}, &conn{arrivals: r, last: 1} // Close would panic
-	for _, c := range []*conn{hostile, honest} {
-		r.enter(c)
-	}
-	hostile.enter(t.Context())
-	request := honest.enter(t.Context())
-	hostile.count(hostile.streams[1], 3*r.limit())
-	delete(r.conns, hostile) // the first step of leave
-	first, second := honest.arrive(1, 1000), honest.arrive(1, 1000)
-	if !first || !second || request.Err() != nil {
-		t.Error("the stream of the other connection was told to end")
-	}
-	r.leave(hostile)
-	r.leave(honest)
-	if n := r.held.Load(); n != 0 {
-		t.Errorf("%d bytes are counted after the end", n)
-	}
-}
-
 // TestLongHeaderIsRefused: the message of a header is much shorter than that of a body may be.
 func TestLongHeaderIsRefused(t *testing.T) {
 	s := serve(t)
@@ -327,7 +264,7 @@ func TestLongHeaderIsRefused(t *testing.T) {
 // TestCompressedMessagesAreRefused: a short message must not become a long one.
 func TestCompressedMessagesAreRefused(t *testing.T) {
 	c := serve(t).dial(t)
-	if _, err := grpc_health_v1.NewHealthClient(c).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: strings.Repeat("x", 1<<20)}, grpc.UseCompressor("gzip")); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), errCompressed.Error()) {
+	if _, err := grpc_health_v1.NewHealthClient(c).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: strings.Repeat("x", 1<<20)}, grpc.UseCompressor("gzip")); status.Code(err) != codes.Unimplemented {
 		t.Errorf("got %v", err)
 	}
 }

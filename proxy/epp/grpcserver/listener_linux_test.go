@@ -1,4 +1,4 @@
-package epp
+package grpcserver
 
 import (
 	"net"
@@ -11,8 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connlimit"
 )
 
-// TestListener: a connection of a gateway fails if its host acknowledges nothing for pingTimeout.
-func TestListener(t *testing.T) {
+// TestGiveUp: the connection of a client fails if its host acknowledges nothing for pingTimeout.
+func TestGiveUp(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -23,12 +23,13 @@ func TestListener(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	c, err := listener{l, connlimit.New(), &arrivals{memory: new(buffer.Budget)}}.Accept()
+	nc, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	raw, err := c.(*conn).Conn.(syscall.Conn).SyscallConn()
+	defer nc.Close()
+	newConn(New(Options{Memory: new(buffer.Budget)}), nc, connlimit.New().Enter(nc))
+	raw, err := nc.(syscall.Conn).SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
