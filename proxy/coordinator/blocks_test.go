@@ -342,15 +342,15 @@ func TestSharedBeginnings(t *testing.T) {
 	}
 	system := blocks("s", 4)
 	of := func(letter string) *coordinator.PlacementRequest { return asking(system + blocks(letter, 2)) }
-	place(of("a"), 0) // no target holds a part of it
-	place(of("b"), 0) // a is not counted, because it computed the beginning
-	place(of("c"), 1)
+	place(of("a"), 0)              // no target holds a part of it
+	place(of("b"), 0)              // a is not counted, because it computed the beginning
+	place(of("c"), abi.SharedOf/2) // one of two, extrapolated
 	d := of("d")
-	place(d, 2)
+	place(d, abi.SharedOf*2/3)
 	place(d, 0)       // a retry
 	place(of("d"), 0) // a repeated prompt
 	place(asking(system+blocks("d", 2)+blocks("e", 2)), 0)
-	place(of("f"), 3)
+	place(of("f"), abi.SharedOf*3/4)
 	w.knowing(abi.NeedBlocks)
 	place(of("g"), 0)
 	w.Idle(t)
