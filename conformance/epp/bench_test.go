@@ -217,17 +217,24 @@ func (p *process) cpu(b *testing.B) (sum time.Duration) {
 	return sum
 }
 
-// cpuOf returns the CPU time of the picker while it serves the load, and the time without load
-// in one second.
-func (a *arena) cpuOf(b *testing.B, p *pool, bodies []string) (busy, idle time.Duration) {
+// cpuOf returns the CPU time of the picker while it serves the load, less the idle time, which is the
+// CPU time of one second without load. The load begins in a picker that is busy.
+func (a *arena) cpuOf(b *testing.B, p *pool, bodies []string, idle time.Duration) (busy time.Duration) {
 	b.Helper()
-	before := p.process.cpu(b)
-	const rest = 2 * time.Second
-	time.Sleep(rest)
-	idle = (p.process.cpu(b) - before) * time.Second / rest
+	warm := len(bodies) / 5
+	a.load(b, p.Name, 8, bodies[:warm])
 	before, begin := p.process.cpu(b), time.Now()
-	a.load(b, p.Name, 8, bodies)
-	return p.process.cpu(b) - before - time.Duration(time.Since(begin).Seconds()*float64(idle)), idle
+	a.load(b, p.Name, 8, bodies[warm:])
+	return p.process.cpu(b) - before - time.Duration(time.Since(begin).Seconds()*float64(idle))
+}
+
+// idleOf returns the CPU time of the picker in one second without load.
+func idleOf(b *testing.B, p *pool) time.Duration {
+	b.Helper()
+	const rest = 2 * time.Second
+	before := p.process.cpu(b)
+	time.Sleep(rest)
+	return (p.process.cpu(b) - before) * time.Second / rest
 }
 
 // prompts returns the bodies of n requests of a size, no two of which have a common beginning.
@@ -271,7 +278,8 @@ func (a *arena) compare(b *testing.B, size, rounds int) {
 	cpu, idle, ttft, late := map[string][]time.Duration{}, map[string][]time.Duration{}, map[string][]time.Duration{}, map[string][]time.Duration{}
 	for range rounds {
 		for _, p := range a.pickers {
-			busy, rest := a.cpuOf(b, p, prompts(n, size))
+			rest := idleOf(b, p)
+			busy := a.cpuOf(b, p, prompts(n+n/4, size), rest)
 			cpu[p.Name], idle[p.Name] = append(cpu[p.Name], busy/time.Duration(n)), append(idle[p.Name], rest)
 		}
 		for _, host := range a.hosts() {

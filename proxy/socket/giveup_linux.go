@@ -1,6 +1,7 @@
-// Package socket sets options of TCP sockets that package net does not have.
+// Package socket has options of TCP sockets, and a way to read and write them, that package net does not
+// have.
 //
-// The decisions behind this package are in docs/design/attempt.md.
+// The decisions behind this package are in docs/design/attempt.md and docs/design/gateway.md.
 package socket
 
 import (

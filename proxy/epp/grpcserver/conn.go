@@ -94,7 +94,7 @@ const (
 
 // newConn returns the connection for nc.
 func newConn(s *Server, nc net.Conn, place *connlimit.Place) *conn {
-	c := &conn{server: s, nc: nc, place: place, streams: make(map[uint32]*Stream)}
+	c := &conn{server: s, place: place, streams: make(map[uint32]*Stream)}
 	if a := nc.RemoteAddr(); a != nil {
 		c.remote = a.String()
 	}
@@ -103,8 +103,8 @@ func newConn(s *Server, nc net.Conn, place *connlimit.Place) *conn {
 			_ = socket.GiveUpAfter(raw, pingTimeout) // an error means that the client has left
 		}
 	}
-	if s.options.TLS != nil {
-		c.nc = tls.Server(nc, s.options.TLS)
+	if c.nc = socket.Direct(nc); s.options.TLS != nil {
+		c.nc = tls.Server(c.nc, s.options.TLS)
 	}
 	c.ctx, c.cancel = context.WithCancelCause(s.running)
 	c.framer = http2.NewFramer(&c.out, &c.bounded)
