@@ -1,7 +1,7 @@
 // Package socket has options of TCP sockets, and a way to read and write them, that package net does not
 // have.
 //
-// The decisions behind this package are in docs/design/attempt.md and docs/design/gateway.md.
+// The decisions behind this package are in docs/design/attempt.md.
 package socket
 
 import (
