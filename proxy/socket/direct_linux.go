@@ -111,7 +111,7 @@ func (t *transfer) write(fd uintptr) bool {
 
 // call calls the system with p, which is not empty. n is 0 with an error.
 func call(trap, fd uintptr, p []byte) (n int, err syscall.Errno) {
-	r, _, err := syscall.RawSyscall(trap, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)))
+	r, _, err := syscall.RawSyscall(trap, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p))) //nolint:gosec // as in package syscall
 	if err != 0 {
 		return 0, err
 	}
