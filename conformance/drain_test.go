@@ -200,6 +200,9 @@ func TestRollingUpdate(t *testing.T) {
 		moves := 0
 		for n, d := range f.decode {
 			name := fmt.Sprint("d", n)
+			f.eventually("each stream is at an engine", func() bool {
+				return f.requestsOf("d0")+f.requestsOf("d1")+f.requestsOf("d2") == len(streams)
+			})
 			moves += f.requestsOf(name)
 			f.drainEngine(http.MethodPost, name+"/drain?move=true")
 			f.eventually("engine "+name+" has no stream", func() bool { return f.requestsOf(name) == 0 && d.State().RequestsRunning == 0 })

@@ -77,10 +77,10 @@ func (i *Instance) Shown() string {
 }
 
 // ReportSleep applies what the engine of i has reported after the time asked. It has no effect while
-// the proxy changes the sleep mode, and if the report was asked for before the end of the change.
+// the proxy changes the sleep mode, and if the report was not asked for after the end of the change.
 func (r *Registry) ReportSleep(i *Instance, report SleepReport, asked time.Time) {
 	r.mu.Lock()
-	if i.sleep.change.Load() != noChange || asked.UnixNano() < i.sleep.changed.Load() {
+	if i.sleep.change.Load() != noChange || asked.UnixNano() <= i.sleep.changed.Load() {
 		r.mu.Unlock()
 		return
 	}
