@@ -9,9 +9,15 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// maxUseless bounds the frames of one second that carry nothing, such as pings and empty parts of
-// messages.
-const maxUseless = 1000
+const (
+	// maxUseless bounds the frames of one second that carry nothing, such as pings and empty parts of
+	// messages.
+	maxUseless = 1000
+	// uselessPerMessage is the number of such frames that do not count for each message. A client of
+	// grpc-go may ping after each answer, to measure the bandwidth, and a client may end a stream that
+	// the server has just ended.
+	uselessPerMessage = 4
+)
 
 // rate bounds the events of one second.
 type rate struct {
@@ -31,6 +37,9 @@ func (r *rate) exceeded() bool {
 	r.n, r.since = 0, now
 	return false
 }
+
+// forget forgets n events of the second.
+func (r *rate) forget(n int) { r.n = max(0, r.n-n) }
 
 // errCalm ends a connection whose client sends useless frames.
 const errCalm = http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)

@@ -55,6 +55,19 @@ func TestMessages(t *testing.T) {
 	}
 }
 
+// TestPingsBesideMessages: a client that pings after each message, as grpc-go's does, stays connected.
+func TestPingsBesideMessages(t *testing.T) {
+	c := serve(t, nil).connect(t)
+	c.open(1, methodTaken, false)
+	for range 3 * maxUseless {
+		c.send(1, false, "")
+		c.framer.WritePing(false, [8]byte{})
+	}
+	last := [8]byte{'l', 'a', 's', 't'}
+	c.framer.WritePing(false, last)
+	c.until("the answer to the last ping", func(f frame) bool { return f.Type == http2.FramePing && string(f.data) == string(last[:]) })
+}
+
 // TestRefusals: what a client does wrong, and what it gets.
 func TestRefusals(t *testing.T) {
 	const (

@@ -216,6 +216,7 @@ func (c *conn) deliver(s *Stream) {
 	a := &s.assembly
 	m := Message{Data: a.bytes(), memory: a.memory, stream: s, cost: a.cost}
 	*a = assembly{}
+	c.useless.forget(uselessPerMessage)
 	c.mu.Lock()
 	if s.taken > 0 && len(s.queue) == cap(s.queue) {
 		n := copy(s.queue, s.queue[s.taken:])
