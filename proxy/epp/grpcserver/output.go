@@ -23,6 +23,8 @@ const (
 	// outputRoom is the room of a buffer for frames, in bytes: usually none is longer than maxPending
 	// by more than one frame.
 	outputRoom = maxPending + 2*maxFrame
+	// ownWrites bounds the writes of one call of flush.
+	ownWrites = 8
 	// smallWrite is the size below which a write waits for the messages of handlers that are ready to
 	// run, in bytes.
 	smallWrite = 16 << 10
@@ -91,7 +93,8 @@ func (o *output) control(add func(*http2.Framer)) {
 	}
 }
 
-// flush writes what is pending. If another goroutine writes, it writes that too.
+// flush writes what is pending. If another goroutine writes, it writes that too. After ownWrites
+// writes, another goroutine goes on: the caller has a request of its own.
 func (o *output) flush() {
 	o.mu.Lock()
 	if o.writing {
@@ -104,7 +107,13 @@ func (o *output) flush() {
 		runtime.Gosched() // other handlers may add messages
 		o.mu.Lock()
 	}
-	for len(o.pending) > 0 && !o.failed {
+	for n := 0; len(o.pending) > 0 && !o.failed; n++ {
+		if n == ownWrites {
+			o.writing = false
+			o.mu.Unlock()
+			go o.flush() // ends with the writes, which end with the connection at the latest
+			return
+		}
 		b := o.pending
 		o.pending = nil
 		o.mu.Unlock()
