@@ -10,14 +10,16 @@ import (
 	"unsafe"
 )
 
-// Direct returns c for reads and writes of which Go's scheduler is not told. c is returned as it is if
-// it is no socket, such as a connection with TLS. One goroutine may read and one may write at a time.
+// Direct returns c with reads and writes that do not inform Go's scheduler. Direct returns c unchanged if
+// c is no socket, such as a connection with TLS. One goroutine may read and one may write at a time.
 //
-// Package net tells the scheduler of each system call. After a pause of the process, the first call
+// Package net informs the scheduler of each system call. After a pause of the process, the first call
 // wakes the monitor thread of the runtime, which sleeps for 20 µs, finds the process idle and waits
-// again. A socket of package net never blocks in a system call, so the scheduler need not know.
+// again. The scheduler does not need the
+// information, because a socket of package net never blocks in a system call.
 //
-// With the race detector, Direct returns c: package syscall orders memory accesses by its calls.
+// With the race detector, Direct returns c unchanged: the detector learns the order of memory accesses
+// from the calls of package syscall.
 func Direct(c net.Conn) net.Conn {
 	s, ok := c.(socketConn)
 	if !ok {

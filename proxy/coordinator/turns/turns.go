@@ -208,8 +208,8 @@ func (k *Keeper[V]) Take(scope, name string, ids []uint32, now time.Time) (v V, 
 	return v, 0, false, false
 }
 
-// Recall takes the KV of a turn whose end the client did not get. The turn tells nothing about the time
-// until the next one. taken is false if another request has taken the KV, or if it has been freed.
+// Recall takes the KV of a turn whose end the client did not get. The turn is no
+// sample of the time until the next one. taken is false if another request has taken the KV, or if it has been freed.
 func (k *Keeper[V]) Recall(scope string, ids []uint32, now time.Time) (v V, taken bool) {
 	o, hasValue, _ := k.shelf.Take(scope, ids, now)
 	if hasValue {

@@ -265,9 +265,9 @@ func (p *kubePattern) found(name, address, zone string, objects ...*kube.Object)
 	return e, nil
 }
 
-// labelsOf returns the labels of a found engine for policies. Those of the pattern have priority, then
-// the labels that the pattern copies from the pod; the zone of the node and the revision of the pod are
-// added without a copy.
+// labelsOf returns the labels of a found engine for policies. The pattern's own labels have priority.
+// Next come the labels that the pattern copies from the pod. The zone of the node and the revision of the
+// pod come last.
 func (p *kubePattern) labelsOf(zone string, says func(string) string) config.Labels {
 	labels := map[string]string{"zone": zone, "revision": cmp.Or(says("pod-template-hash"), says("controller-revision-hash"))}
 	for name, pod := range p.labels {

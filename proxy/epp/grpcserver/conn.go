@@ -61,7 +61,7 @@ type conn struct {
 	bounded  bounded // reads in, for framer
 	framer   *http2.Framer
 	arrivals []*Stream // have messages of which the handlers do not know
-	late     uint32    // stream for which the client knows that it has ended; 0: none
+	late     uint32    // ended stream whose late parts were answered with RST_STREAM last; 0: none
 	consumed int       // bytes of the window of the connection that the client does not know
 	useless  rate      // frames that carry nothing
 	resets   rate      // streams that the client has reset
@@ -83,12 +83,12 @@ type conn struct {
 	parted time.Duration // time since the begin of the drain
 }
 
-// leaving are the steps of a connection that ends without the end of its streams.
+// leaving is the state of a drain: the open streams go on, and later ones are refused.
 type leaving int
 
 const (
 	stays  leaving = iota
-	warned         // the client knows that it shall open no more streams
+	warned         // the client was told to open no more streams
 	left           // later streams are refused
 )
 
